@@ -1,0 +1,133 @@
+// Checkpoints in Hugging Face format: safetensors files, sharded indexes, model configs, expert layouts.
+//
+// Nothing that a file says is believed before it is checked: no crash, no allocation larger than the file
+// (contract 6.6). Families: deepseek_v3, deepseek_v2, mixtral, qwen3_moe, olmoe; per family the required
+// fields, defaults and refused values stand in docs/checkpoints.md. Test: tests/io/.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "argosy/router.h"
+#include "argosy/status.h"
+#include "argosy/tensor.h"
+
+namespace argosy {
+
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::kUnset;
+  std::vector<int64_t> shape;
+  int64_t begin = 0;  // byte range in the file
+  int64_t end = 0;
+};
+
+// One open safetensors file. Thread-safe for reading after open().
+class SafetensorsFile {
+ public:
+  // Checks the whole header: length, JSON, dtypes, shapes (products checked), ranges inside the file,
+  // matching the shape, without overlap or hole. Errors: kNotFound, kIo, kCorruptData naming the tensor.
+  static Result<std::shared_ptr<SafetensorsFile>> open(const std::string& path);
+  ~SafetensorsFile();
+
+  const std::string& path() const;
+  const std::vector<TensorInfo>& tensors() const;  // by rising name
+  const TensorInfo* find(std::string_view name) const;
+
+  // Reads one tensor. Errors: kNotFound lists near names; kIo; kOutOfMemory.
+  Result<Tensor> read(std::string_view name) const;
+  // Reads rows [first, first + count) of the first dimension.
+  Result<Tensor> read_rows(std::string_view name, int64_t first, int64_t count) const;
+
+  // Bytes of tensor data read so far through this object (the header does not count).
+  int64_t bytes_read() const;
+
+ private:
+  struct State;
+  explicit SafetensorsFile(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+struct NamedTensor {
+  std::string name;
+  ConstTensorView tensor;  // dense
+};
+
+// Writes a file that SafetensorsFile and the public library read: names sorted, data aligned to 64 bytes,
+// written beside the target and renamed over it. Errors: kInvalidArgument (duplicate name, not dense),
+// kIo.
+Status write_safetensors(const std::string& path, std::span<const NamedTensor> tensors);
+
+// "FILE:TENSOR" (the last colon splits). Errors as for read; kInvalidArgument when there is no colon.
+Result<Tensor> read_tensor_argument(std::string_view file_and_tensor);
+
+// What a config.json says of its MoE layers, every alias resolved.
+struct ModelConfig {
+  std::string family;  // the config's model_type
+  int64_t num_layers = 0;
+  int64_t hidden = 0;
+  int64_t intermediate = 0;             // width of one routed expert
+  int64_t shared_intermediate = 0;      // width of all shared experts together; 0 = none
+  bool shared_gate = false;             // the shared experts' row is scaled by sigmoid(x . gate)
+  std::vector<bool> is_moe_layer;       // [num_layers]
+  RouterSpec router;                    // validated
+
+  // Layers with experts, rising.
+  std::vector<int64_t> moe_layers() const;
+};
+
+// Reads DIR/config.json or the text itself. Errors: kNotFound; kCorruptData for JSON that does not parse;
+// kInvalidArgument naming family, field and value for missing, contradictory or refused fields;
+// kUnsupported for an unknown family, listing the known ones.
+Result<ModelConfig> read_model_config(const std::string& dir);
+Result<ModelConfig> parse_model_config(std::string_view json_text);
+
+// Expert matrices as the GEMM wants them: rows are outputs. bf16 or fp32.
+struct ExpertTensors {
+  Tensor gate;  // [F, H]
+  Tensor up;    // [F, H]
+  Tensor down;  // [H, F]
+};
+
+// What every rank holds of one MoE layer.
+struct SharedTensors {
+  Tensor gate;                          // router, [E, H]
+  Tensor gate_bias;                     // [E] or empty
+  Tensor selection_bias;                // fp32 [E] or empty
+  std::optional<ExpertTensors> shared;  // the shared experts as one MLP of width shared_intermediate
+  Tensor shared_gate;                   // [1, H] or empty
+};
+
+// A checkpoint folder: config.json and model.safetensors, or model.safetensors.index.json with its
+// shards. Only indexed files are opened.
+class Checkpoint {
+ public:
+  // Errors: those of read_model_config and SafetensorsFile::open; kNotFound lists every missing shard;
+  // kCorruptData for an index that names tensors its shards do not hold.
+  static Result<Checkpoint> open(const std::string& dir);
+
+  const std::string& dir() const;
+  const ModelConfig& config() const;
+
+  // Errors of both: kInvalidArgument for a layer out of range or without experts (lists those that have);
+  // kNotFound naming the tensor; kInvalidArgument for a wrong shape or dtype (seen and expected).
+  Result<SharedTensors> read_shared(int64_t layer) const;
+  // Expert `expert` alone: from per-expert tensors, or its slice of fused ones (gate_up_proj [E, 2F, H]
+  // with gate rows first, down_proj [E, H, F]). Reads only that expert's bytes.
+  Result<ExpertTensors> read_expert(int64_t layer, int64_t expert) const;
+
+  // Bytes of tensor data read so far from all files.
+  int64_t bytes_read() const;
+
+ private:
+  struct State;
+  explicit Checkpoint(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace argosy

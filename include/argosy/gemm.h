@@ -1,0 +1,87 @@
+// Ragged grouped GEMM: one weight matrix per group, groups of unequal length in one buffer of rows.
+//
+// Weights live in PackedWeights, an opaque panel layout that every level reads (docs/adr/0004). Bits: for
+// one dot_order the same at every level and thread count, by contract 4.2 (bf16) and 4.3 (fp32).
+// Test: tests/gemm/.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "argosy/cpu.h"
+#include "argosy/status.h"
+#include "argosy/tensor.h"
+#include "argosy/thread_pool.h"
+
+namespace argosy {
+
+// Weights of `num_groups` experts, packed for the kernels. Two kinds:
+//   plain    out[n] = x . w[n],                          w   [N, K] per group
+//   gate_up  out[f] = silu(x . gate[f]) * (x . up[f]),   gate, up [F, K] per group; n() is F
+// Owns its memory, 64-byte aligned; movable. N and K of any size >= 1 (padded inside with zeros).
+class PackedWeights {
+ public:
+  enum class Kind { kPlain, kGateUp };
+
+  PackedWeights() = default;
+  // dtype kBF16 or kF32. Errors: kInvalidArgument (sizes), kOutOfMemory (bytes asked for).
+  // num_groups = 0 is legal.
+  static Result<PackedWeights> create(Kind kind, DType dtype, int64_t num_groups, int64_t n, int64_t k);
+
+  // Packs one group. Any strides. Errors: kInvalidArgument for a group out of range, another kind, shape
+  // or dtype.
+  Status set_group(int64_t group, const ConstTensorView& w);
+  Status set_group(int64_t group, const ConstTensorView& gate, const ConstTensorView& up);
+
+  Kind kind() const { return kind_; }
+  DType dtype() const { return dtype_; }
+  int64_t num_groups() const { return num_groups_; }
+  int64_t n() const { return n_; }
+  int64_t k() const { return k_; }
+  int64_t num_bytes() const { return data_.size_bytes(); }
+
+  // Layout, for kernels. A panel is 32 columns by all of k (padded to 32), contiguous; panels of a group
+  // in order. gate_up: columns 0..15 of a panel are gate, 16..31 up, of the same 16 output columns.
+  int64_t num_panels() const { return num_panels_; }
+  int64_t padded_k() const { return padded_k_; }
+  int64_t panel_bytes() const { return panel_bytes_; }
+  const std::byte* panel(int64_t group, int64_t panel) const {
+    return data_.data() + (group * num_panels_ + panel) * panel_bytes_;
+  }
+
+ private:
+  Kind kind_ = Kind::kPlain;
+  DType dtype_ = DType::kUnset;
+  int64_t num_groups_ = 0, n_ = 0, k_ = 0;
+  int64_t num_panels_ = 0, padded_k_ = 0, panel_bytes_ = 0;
+  AlignedBuffer data_;
+};
+
+struct GemmOptions {
+  Level level = Level::kGeneric;
+  DotOrder dot_order = DotOrder::kAuto;  // must be kAmx or kVdpbf16 for bf16 rows
+  ThreadPool* pool = nullptr;            // null: the calling thread
+};
+
+// Rows in groups. Group g is rows [offsets[g], offsets[g] + sizes[g]); rows outside are never read
+// (contract 3.3).
+struct RaggedRows {
+  ConstTensorView rows;              // bf16 or fp32 [S, K], unit stride in K
+  std::span<const int64_t> offsets;  // [G] or [G + 1], rising, exclusive
+  std::span<const int64_t> sizes;    // [G], real counts
+};
+
+// out[row] = rows[row] . w[group]^T for plain weights; silu(gate) * up for gate_up weights.
+//
+// bf16 rows: products by dot_order, silu and product in fp32, one rounding to bf16. fp32 rows: everything
+// by the fp32 chain; bf16 weights are widened. Rows of `out` outside every group are not written.
+//
+// in   x     as above; K = w.k()
+// in   w     num_groups = G. fp32 weights need fp32 rows.
+// out  out   [S, w.n()] of the rows' dtype, unit stride in n; must not overlap x
+// Errors: kInvalidArgument names shapes, dtypes, the group whose range leaves [0, S], overlapping groups;
+// kUnsupported for a level this build or CPU lacks. Blocks: no. Allocates: never.
+Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
+                    const TensorView& out);
+
+}  // namespace argosy

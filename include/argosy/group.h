@@ -1,0 +1,97 @@
+// The group: who the ranks are, how they reach each other, how long they wait, what they agreed on.
+//
+// Long-lived. Test: tests/transport/group_test.cc.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "argosy/cpu.h"
+#include "argosy/status.h"
+#include "argosy/thread_pool.h"
+
+namespace argosy {
+
+namespace transport {
+class Endpoint;
+}  // namespace transport
+
+// Where ranks that are threads of one process meet. Make one, hand it to every rank.
+class InprocWorld {
+ public:
+  // Errors: kInvalidArgument when num_ranks < 1 or > 1024.
+  static Result<std::shared_ptr<InprocWorld>> create(int num_ranks);
+  ~InprocWorld();
+
+  struct State;
+  State& state() { return *state_; }
+
+ private:
+  explicit InprocWorld(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+struct GroupOptions {
+  int rank = 0;
+  int num_ranks = 1;
+  std::shared_ptr<InprocWorld> inproc;  // may be null when num_ranks is 1
+  std::chrono::milliseconds startup_deadline{60'000};
+  std::chrono::milliseconds step_deadline{30'000};
+  DotOrder dot_order = DotOrder::kAuto;
+  std::optional<Level> level;  // unset: the best this CPU and build have
+  int threads_per_rank = 1;
+};
+
+// A setting that all ranks must share.
+struct Setting {
+  std::string field;
+  std::string value;
+};
+
+class Group {
+ public:
+  // Collective: yes. Blocks: at most startup_deadline. Compares num_ranks, deadlines, dot_order and the
+  // library version over all ranks, and resolves dot_order kAuto: kAmx if every rank has AMX, else
+  // kVdpbf16. `level` and threads_per_rank are each rank's own.
+  // Errors, on every rank: kDisagree names the field and both values with their ranks; kTimeout names the
+  // ranks that never came; kInvalidArgument for a rank outside [0, num_ranks) or taken twice.
+  static Result<std::unique_ptr<Group>> join(const GroupOptions& options);
+  // Leaves without communicating.
+  ~Group();
+
+  int rank() const;
+  int num_ranks() const;
+  DotOrder dot_order() const;  // kAmx or kVdpbf16
+  Level level() const;
+  ThreadPool& pool();
+  std::chrono::milliseconds step_deadline() const;
+  std::string transport_name() const;
+  // Equal on all ranks, different between groups: plans carry it.
+  uint64_t id() const;
+
+  // Collective: yes; same fields in the same order everywhere. Blocks: at most step_deadline. Compares a
+  // hash of the settings; errors: kDisagree naming the first differing field, both values and ranks.
+  Status agree(const std::vector<Setting>& settings);
+
+  // Collective: yes. Blocks: at most step_deadline.
+  Status barrier();
+
+  // Makes every present and later wait of every rank fail with kAborted and this message.
+  void abort(const Status& reason);
+  // Ok until the group is poisoned.
+  Status health() const;
+
+  transport::Endpoint& endpoint();
+
+ private:
+  struct State;
+  explicit Group(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace argosy

@@ -1,0 +1,15 @@
+// XXH3-128 (contract 4.2), by the xxHash library, header-only use.
+#define XXH_INLINE_ALL
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include "argosy/moe.h"
+
+namespace argosy {
+
+std::string digest_of(std::span<const std::byte> bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+}  // namespace argosy
