@@ -5,7 +5,7 @@
 function(argosy_add_test)
   cmake_parse_arguments(ARG "" "NAME" "SOURCES;LABELS" ${ARGN})
   set(target argosy_test_${ARG_NAME})
-  add_executable(${target} ${ARG_SOURCES})
+  add_executable(${target} ${ARG_SOURCES} ${PROJECT_SOURCE_DIR}/tests/support/sanitizer_options.cc)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests
     ${XXHASH_INCLUDE_DIR})
   target_compile_definitions(${target} PRIVATE ARGOSY_TESTDATA="${PROJECT_SOURCE_DIR}/testdata")

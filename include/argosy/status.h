@@ -1,8 +1,10 @@
-// Status and Result<T>: how every Argosy call reports failure. Values, never exceptions (contract 6.1).
+// Status and Result<T>: how every Argosy call reports failure. Values, never exceptions
+// (contract 6.1).
 //
-// Codes are grouped by the largest thing that must be rebuilt before going on: the call, the handle, the
-// group, the process (`radius_of`). Every message names values: shapes seen and expected, rank, peer,
-// epoch, counter, have, want. On failure nothing is returned and outputs hold unspecified bytes.
+// Codes are grouped by the largest thing that must be rebuilt before going on: the call, the
+// handle, the group, the process (`radius_of`). Every message names values: shapes seen and
+// expected, rank, peer, epoch, counter, have, want. On failure nothing is returned and outputs hold
+// unspecified bytes.
 //
 // Test: tests/base/status_test.cc.
 #pragma once
@@ -66,8 +68,8 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}            // NOLINT(google-explicit-constructor)
-  Result(Status status) : status_(std::move(status)) {     // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {  // NOLINT(google-explicit-constructor)
     if (status_.ok()) status_ = Status(StatusCode::kInternal, "Result made from an ok Status");
   }
 
@@ -96,19 +98,23 @@ class [[nodiscard]] Result {
 #define ARGOSY_CONCAT_INNER(a, b) a##b
 #define ARGOSY_CONCAT(a, b) ARGOSY_CONCAT_INNER(a, b)
 
-// Returns the Status of `expression` from the enclosing function when it is not ok.
-#define ARGOSY_RETURN_IF_ERROR(expression)                         \
-  do {                                                             \
-    if (::argosy::Status argosy_status_ = (expression);            \
-        !argosy_status_.ok()) {                                    \
-      return argosy_status_;                                       \
-    }                                                              \
+// Returns the Status of `expression` from the enclosing function when it is not ok. The name is
+// unique, so that an expression may hold a lambda that uses the macro too.
+#define ARGOSY_RETURN_IF_ERROR(expression) \
+  ARGOSY_RETURN_IF_ERROR_INNER(ARGOSY_CONCAT(argosy_status_, __COUNTER__), expression)
+#define ARGOSY_RETURN_IF_ERROR_INNER(status, expression)        \
+  do {                                                          \
+    if (::argosy::Status status = (expression); !status.ok()) { \
+      return status;                                            \
+    }                                                           \
   } while (false)
 
-// `declaration = value`, or returns the Result's error from the enclosing function.
-#define ARGOSY_ASSIGN_OR_RETURN(declaration, expression)                                 \
+// `declaration = value`, or returns the Result's error from the enclosing function. `declaration`
+// and the result's name cannot stand in parentheses. NOLINTBEGIN(bugprone-macro-parentheses)
+#define ARGOSY_ASSIGN_OR_RETURN(declaration, expression) \
   ARGOSY_ASSIGN_OR_RETURN_INNER(ARGOSY_CONCAT(argosy_result_, __LINE__), declaration, expression)
 #define ARGOSY_ASSIGN_OR_RETURN_INNER(result, declaration, expression) \
   auto result = (expression);                                          \
   if (!result.has_value()) return result.error();                      \
   declaration = std::move(result).value()
+// NOLINTEND(bugprone-macro-parentheses)

@@ -1,7 +1,7 @@
 // Dtypes, tensor views with strides, and an owning tensor.
 //
-// Shapes and strides are int64 and counted in elements. A view never owns; who owns the memory is said by
-// the function that takes or returns the view. Test: tests/base/tensor_test.cc.
+// Shapes and strides are int64 and counted in elements. A view never owns; who owns the memory is
+// said by the function that takes or returns the view. Test: tests/base/tensor_test.cc.
 #pragma once
 
 #include <array>
@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "argosy/status.h"
 
@@ -61,27 +62,27 @@ struct BasicTensorView {
 
   BasicTensorView() = default;
 
-  // A dense row-major view. Precondition: at most kMaxTensorDims dims, none negative.
+  // A dense row-major view. Precondition: at most kMaxTensorDims dims, and checked_num_bytes()
+  // accepts them (so that neither strides nor sizes overflow).
   BasicTensorView(void* base, DType element, std::span<const int64_t> dims) : dtype(element) {
     data = static_cast<Byte*>(base);
     init(dims);
   }
-  BasicTensorView(const void* base, DType element, std::span<const int64_t> dims)
-    requires std::is_const_v<Byte>
-      : dtype(element) {
+  BasicTensorView(const void* base, DType element,
+                  std::span<const int64_t> dims) requires std::is_const_v<Byte> : dtype(element) {
     data = static_cast<Byte*>(base);
     init(dims);
   }
   BasicTensorView(void* base, DType element, std::initializer_list<int64_t> dims)
       : BasicTensorView(base, element, std::span<const int64_t>(dims.begin(), dims.size())) {}
-  BasicTensorView(const void* base, DType element, std::initializer_list<int64_t> dims)
-    requires std::is_const_v<Byte>
+  BasicTensorView(const void* base, DType element,
+                  std::initializer_list<int64_t> dims) requires std::is_const_v<Byte>
       : BasicTensorView(base, element, std::span<const int64_t>(dims.begin(), dims.size())) {}
 
   // A read-only view of a writable one.
   template <typename Other>
-    requires(std::is_const_v<Byte> && !std::is_const_v<Other>)
-  BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT(google-explicit-constructor)
+  requires(std::is_const_v<Byte> && !std::is_const_v<Other>)
+      BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT(google-explicit-constructor)
       : data(other.data),
         dtype(other.dtype),
         num_dims(other.num_dims),
@@ -110,10 +111,12 @@ struct BasicTensorView {
 
   // True when elements lie row-major without gaps (dims of size 0 or 1 may have any stride).
   bool is_dense() const {
+    for (int i = 0; i < num_dims; ++i) {
+      if (dim(i) == 0) return true;
+    }
     int64_t want = 1;
     for (int i = num_dims - 1; i >= 0; --i) {
       const auto at = static_cast<size_t>(i);
-      if (shape[at] == 0) return true;
       if (shape[at] != 1 && strides[at] != want) return false;
       want *= shape[at];
     }
@@ -145,25 +148,36 @@ struct BasicTensorView {
 using TensorView = BasicTensorView<std::byte>;
 using ConstTensorView = BasicTensorView<const std::byte>;
 
-// "bf16 [512, 64]" or, when not dense, "BF16 [512, 64] strides [128, 1]".
+// "BF16 [512, 64]" or, when not dense, "BF16 [512, 64] strides [128, 1]".
 std::string describe(const ConstTensorView& view);
 
-// Elements of `dims`, or kInvalidArgument when a dim is negative or the product times `element_bytes`
-// does not fit int64.
+// Bytes of a dense tensor of `dims`, or kInvalidArgument when a dim is negative or the product
+// times `element_bytes` does not fit int64. For that test a dim of 0 counts as 1: strides of an
+// empty tensor must fit too. Precondition: element_bytes >= 1.
 Result<int64_t> checked_num_bytes(std::span<const int64_t> dims, int64_t element_bytes);
 
-// Owns 64-byte aligned memory. Contents start unspecified unless said otherwise.
+// Owns 64-byte aligned memory. Contents start unspecified unless said otherwise. Moved from, it is
+// empty.
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;
-  // kOutOfMemory names the bytes asked for. Zero bytes are legal and give data() == nullptr.
+  AlignedBuffer(AlignedBuffer&& other) noexcept
+      : data_(std::move(other.data_)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+  AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
+    data_ = std::move(other.data_);
+    size_bytes_ = std::exchange(other.size_bytes_, 0);
+    return *this;
+  }
+
+  // kOutOfMemory names the bytes asked for, kInvalidArgument a negative number. Zero bytes are
+  // legal and give data() == nullptr.
   static Result<AlignedBuffer> allocate(int64_t bytes);
 
   std::byte* data() const { return data_.get(); }
-  int64_t size_bytes() const { return size_bytes_; }
+  int64_t size_bytes() const { return size_bytes_; }  // rounded up to 64
 
-  // Grows to at least `bytes` (contents are lost when it grows). Never shrinks, so a steady state does
-  // not allocate.
+  // Grows to at least `bytes` (contents are lost when it grows). Never shrinks, so a steady state
+  // does not allocate. Errors: those of allocate(); after kOutOfMemory the buffer is empty.
   Status reserve(int64_t bytes);
 
  private:
@@ -174,10 +188,18 @@ class AlignedBuffer {
   int64_t size_bytes_ = 0;
 };
 
-// A dense tensor that owns its memory.
+// A dense tensor that owns its memory. Moved from, it is empty().
 class Tensor {
  public:
   Tensor() = default;
+  Tensor(Tensor&& other) noexcept
+      : buffer_(std::move(other.buffer_)), view_(std::exchange(other.view_, {})) {}
+  Tensor& operator=(Tensor&& other) noexcept {
+    buffer_ = std::move(other.buffer_);
+    view_ = std::exchange(other.view_, {});
+    return *this;
+  }
+
   // Errors: kInvalidArgument (dims), kOutOfMemory. Contents are zero.
   static Result<Tensor> zeros(DType dtype, std::span<const int64_t> dims);
   static Result<Tensor> zeros(DType dtype, std::initializer_list<int64_t> dims) {

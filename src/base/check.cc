@@ -1,3 +1,5 @@
+// The one place of the library that prints: a broken invariant ends the process with its reason.
+// Test: tests/base/status_test.cc (CheckDeathTest).
 #include "base/check.h"
 
 #include <cstdio>

@@ -1,4 +1,5 @@
 // XXH3-128 (contract 4.2), by the xxHash library, header-only use.
+// Test: tests/base/digest_test.cc holds published vectors.
 #define XXH_INLINE_ALL
 #include <fmt/format.h>
 #include <xxhash.h>

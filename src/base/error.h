@@ -1,4 +1,5 @@
 // Short builders of Status with a formatted message.
+// Test: tests/base/status_test.cc.
 #pragma once
 
 #include <fmt/format.h>

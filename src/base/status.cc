@@ -1,3 +1,4 @@
+// Codes to names and radii: the ranges of codes are the radii. Test: tests/base/status_test.cc.
 #include "argosy/status.h"
 
 #include <fmt/format.h>
@@ -15,21 +16,36 @@ BlastRadius radius_of(StatusCode code) {
 
 std::string_view name_of(StatusCode code) {
   switch (code) {
-    case StatusCode::kOk: return "Ok";
-    case StatusCode::kInvalidArgument: return "InvalidArgument";
-    case StatusCode::kNotFound: return "NotFound";
-    case StatusCode::kCorruptData: return "CorruptData";
-    case StatusCode::kNonFinite: return "NonFinite";
-    case StatusCode::kCapacity: return "Capacity";
-    case StatusCode::kUnsupported: return "Unsupported";
-    case StatusCode::kIo: return "Io";
-    case StatusCode::kStalePlan: return "StalePlan";
-    case StatusCode::kTimeout: return "Timeout";
-    case StatusCode::kPeerLost: return "PeerLost";
-    case StatusCode::kAborted: return "Aborted";
-    case StatusCode::kDisagree: return "Disagree";
-    case StatusCode::kOutOfMemory: return "OutOfMemory";
-    case StatusCode::kInternal: return "Internal";
+    case StatusCode::kOk:
+      return "Ok";
+    case StatusCode::kInvalidArgument:
+      return "InvalidArgument";
+    case StatusCode::kNotFound:
+      return "NotFound";
+    case StatusCode::kCorruptData:
+      return "CorruptData";
+    case StatusCode::kNonFinite:
+      return "NonFinite";
+    case StatusCode::kCapacity:
+      return "Capacity";
+    case StatusCode::kUnsupported:
+      return "Unsupported";
+    case StatusCode::kIo:
+      return "Io";
+    case StatusCode::kStalePlan:
+      return "StalePlan";
+    case StatusCode::kTimeout:
+      return "Timeout";
+    case StatusCode::kPeerLost:
+      return "PeerLost";
+    case StatusCode::kAborted:
+      return "Aborted";
+    case StatusCode::kDisagree:
+      return "Disagree";
+    case StatusCode::kOutOfMemory:
+      return "OutOfMemory";
+    case StatusCode::kInternal:
+      return "Internal";
   }
   return "Unknown";
 }

@@ -1,3 +1,5 @@
+// Dtype table, shape arithmetic that cannot overflow, and aligned memory.
+// Test: tests/base/tensor_test.cc.
 #include "argosy/tensor.h"
 
 #include <fmt/format.h>
@@ -19,11 +21,11 @@ struct DTypeRow {
 };
 
 constexpr DTypeRow kDTypes[] = {
-    {DType::kF64, 8, "F64"},         {DType::kF32, 4, "F32"},         {DType::kF16, 2, "F16"},
-    {DType::kBF16, 2, "BF16"},       {DType::kE4M3, 1, "F8_E4M3"},    {DType::kE5M2, 1, "F8_E5M2"},
-    {DType::kE8M0, 1, "F8_E8M0"},    {DType::kI64, 8, "I64"},         {DType::kI32, 4, "I32"},
-    {DType::kI16, 2, "I16"},         {DType::kI8, 1, "I8"},           {DType::kU64, 8, "U64"},
-    {DType::kU32, 4, "U32"},         {DType::kU16, 2, "U16"},         {DType::kU8, 1, "U8"},
+    {DType::kF64, 8, "F64"},      {DType::kF32, 4, "F32"},      {DType::kF16, 2, "F16"},
+    {DType::kBF16, 2, "BF16"},    {DType::kE4M3, 1, "F8_E4M3"}, {DType::kE5M2, 1, "F8_E5M2"},
+    {DType::kE8M0, 1, "F8_E8M0"}, {DType::kI64, 8, "I64"},      {DType::kI32, 4, "I32"},
+    {DType::kI16, 2, "I16"},      {DType::kI8, 1, "I8"},        {DType::kU64, 8, "U64"},
+    {DType::kU32, 4, "U32"},      {DType::kU16, 2, "U16"},      {DType::kU8, 1, "U8"},
     {DType::kBool, 1, "BOOL"},
 };
 
@@ -71,14 +73,13 @@ Result<int64_t> checked_num_bytes(std::span<const int64_t> dims, int64_t element
     if (dim < 0) return base::invalid("shape [{}] has a negative dimension", fmt::join(dims, ", "));
     has_zero = has_zero || dim == 0;
   }
-  if (has_zero) return int64_t{0};
   for (const int64_t dim : dims) {
-    if (__builtin_mul_overflow(bytes, dim, &bytes)) {
+    if (dim != 0 && __builtin_mul_overflow(bytes, dim, &bytes)) {
       return base::invalid("shape [{}] of {}-byte elements needs more than 2^63 bytes",
                            fmt::join(dims, ", "), element_bytes);
     }
   }
-  return bytes;
+  return has_zero ? 0 : bytes;
 }
 
 Result<AlignedBuffer> AlignedBuffer::allocate(int64_t bytes) {
@@ -88,14 +89,19 @@ Result<AlignedBuffer> AlignedBuffer::allocate(int64_t bytes) {
 }
 
 Status AlignedBuffer::reserve(int64_t bytes) {
+  if (bytes < 0) return base::invalid("cannot allocate {} bytes", bytes);
   if (bytes <= size_bytes_) return {};
+  // The old block goes first: its contents are lost anyway, and the peak stays at the new size.
+  data_.reset();
+  size_bytes_ = 0;
   if (bytes > std::numeric_limits<int64_t>::max() - 64) {
     return base::error(StatusCode::kOutOfMemory, "cannot allocate {} bytes", bytes);
   }
   const int64_t rounded = (bytes + 63) / 64 * 64;
   data_.reset(static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(rounded))));
   size_bytes_ = data_ == nullptr ? 0 : rounded;
-  if (data_ == nullptr) return base::error(StatusCode::kOutOfMemory, "cannot allocate {} bytes", bytes);
+  if (data_ == nullptr)
+    return base::error(StatusCode::kOutOfMemory, "cannot allocate {} bytes", bytes);
   return {};
 }
 

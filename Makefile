@@ -1,0 +1,41 @@
+# The short way in. Each target installs what it needs; the work is CMake's and that of scripts/.
+JOBS := $(shell nproc)
+
+.PHONY: demo test build asan tsan format tidy digests setup clean
+.NOTPARALLEL:
+
+demo: build
+	scripts/demo
+
+test: build
+	ctest --preset release -j $(JOBS) --output-junit ctest.xml
+
+# Leaves the command-line tool at build/release/bin/argosy.
+build: setup
+	cmake --preset release
+	cmake --build --preset release -j $(JOBS)
+
+# The tests under the address and undefined-behaviour sanitizers, and under the thread sanitizer.
+asan tsan: setup
+	cmake --preset $@
+	cmake --build --preset $@ -j $(JOBS)
+	ctest --preset $@ -j $(JOBS) --output-junit ctest.xml
+
+format:
+	scripts/setup --dev
+	scripts/check_format --fix
+
+tidy:
+	scripts/setup --dev
+	cmake --preset release
+	scripts/check_tidy --all
+
+# Output digests of every layer in testdata/models, against testdata/digests.txt.
+digests: build
+	scripts/digests
+
+setup:
+	scripts/setup
+
+clean:
+	rm -rf build
