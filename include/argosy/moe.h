@@ -1,15 +1,17 @@
 // The MoE layer over a group: route, dispatch, experts, combine. Forward.
 //
-// Bits of the output do not depend on the number of ranks, threads, level or transport (contract 4.1).
-// Arithmetic: contract 3.5. Test: tests/moe/.
+// Bits of the output do not depend on the number of ranks, threads, level or transport
+// (contract 4.1). Arithmetic: contract 3.5. Test: tests/moe/.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "argosy/checkpoint.h"
+#include "argosy/exchange.h"
 #include "argosy/gemm.h"
 #include "argosy/group.h"
 #include "argosy/plan.h"
@@ -21,25 +23,30 @@ namespace argosy {
 
 // What one rank holds of a layer. Experts of this rank only, in order of their ids.
 struct MoeWeights {
-  Tensor gate;             // [E, H] bf16 or fp32
-  Tensor gate_bias;        // [E] or empty
-  Tensor selection_bias;   // fp32 [E] or empty
-  PackedWeights gate_up;   // kGateUp, L groups, F x H
-  PackedWeights down;      // kPlain, L groups, H x F
+  Tensor gate;                   // [E, H] bf16 or fp32
+  Tensor gate_bias;              // [E] or empty
+  Tensor selection_bias;         // fp32 [E] or empty
+  PackedWeights gate_up;         // kGateUp, L groups, F x H
+  PackedWeights down;            // kPlain, L groups, H x F
   PackedWeights shared_gate_up;  // one group, or none
   PackedWeights shared_down;
   Tensor shared_gate;  // [1, H] or empty
 };
 
-// Reads and packs what `rank` of `num_ranks` needs: the shared part and its own experts' bytes, expert by
-// expert. Errors: those of Checkpoint.
-Result<MoeWeights> load_moe_weights(const Checkpoint& checkpoint, int64_t layer, int rank, int num_ranks);
+// Reads and packs what `rank` of `num_ranks` needs: the shared part and its own experts' bytes,
+// expert by expert. Errors: those of Checkpoint.
+Result<MoeWeights> load_moe_weights(const Checkpoint& checkpoint, int64_t layer, int rank,
+                                    int num_ranks);
 
 struct MoeOptions {
-  DType hidden_dtype = DType::kUnset;            // kBF16 or kF32
-  int64_t receive_budget_bytes = 256ll << 20;    // receive buffer per rank; more demand runs in rounds
-  int64_t max_receive_rows = -1;                 // hard cap per rank and call; -1 = none
+  DType hidden_dtype = DType::kUnset;  // kBF16 or kF32
+  int64_t receive_budget_bytes = 256ll
+                                 << 20;  // receive buffer per rank; more demand runs in rounds
+  int64_t max_receive_rows = -1;         // hard cap per rank and call; -1 = none
   int64_t group_alignment = 1;
+  // Buffers to use; null = own ones. Layers that run one after the other on one group may share an
+  // Exchange made with these options and the layer's sizes.
+  std::shared_ptr<Exchange> exchange;
 };
 
 // Time of the stages of one call on this rank, seconds.
@@ -58,8 +65,8 @@ struct MoeReport {
   std::vector<int64_t> rows_per_expert;  // [E] over all ranks
   std::vector<int64_t> rows_per_rank;    // [R] over all ranks
   int64_t num_rounds = 0;
-  int64_t dispatch_bytes = 0;       // rows that leave this rank, each token once per peer
-  int64_t combine_bytes = 0;        // expert rows that come home from other ranks
+  int64_t dispatch_bytes = 0;        // rows that leave this rank, each token once per peer
+  int64_t combine_bytes = 0;         // expert rows that come home from other ranks
   int64_t saved_by_dedup_bytes = 0;  // dispatch bytes that were not sent twice
   int64_t num_nonfinite_rows = 0;
   StageTimes seconds;
@@ -67,9 +74,9 @@ struct MoeReport {
 
 class MoeLayer {
  public:
-  // Collective: yes. Blocks: at most the group's step_deadline. Takes the weights. Compares router, sizes,
-  // dtypes and options over the ranks. Errors: kDisagree; kInvalidArgument for weights that do not fit
-  // (names shapes); kOutOfMemory.
+  // Collective: yes. Blocks: at most the group's step_deadline. Takes the weights. Compares router,
+  // sizes, dtypes and options over the ranks. Errors: kDisagree; kInvalidArgument for weights that
+  // do not fit (names shapes); kOutOfMemory.
   static Result<std::unique_ptr<MoeLayer>> create(Group& group, const RouterSpec& router,
                                                   MoeWeights weights, const MoeOptions& options);
   ~MoeLayer();
@@ -78,26 +85,37 @@ class MoeLayer {
   //
   // Collective: yes. Blocks: at most step_deadline per exchange step. Allocates: only when T grows.
   // in   hidden  [T, H] of hidden_dtype, unit stride in H; T may differ per rank and call, 0 too
-  // in   mask    [T], 1 = valid, or null; masked tokens get the shared experts' row only
+  // in   mask    [T], 1 = valid, or null; rows of masked tokens are never read and give zero rows
   // out  output  [T, H] of hidden_dtype, unit stride in H; must not overlap hidden
   // out  report  may be null
-  // Errors, the same on every rank: kInvalidArgument, kNonFinite, kCapacity (the group stays usable);
-  // kTimeout, kPeerLost, kAborted (it does not).
+  // Errors, the same on every rank: kInvalidArgument, kNonFinite, kCapacity (the group stays
+  // usable); kTimeout, kPeerLost, kAborted (it does not).
   Status forward(const ConstTensorView& hidden, const uint8_t* mask, const TensorView& output,
                  MoeReport* report);
 
-  // The routing of the last forward.
+  // The same with a routing from outside instead of the layer's own gate.
+  // in   topk_idx      int32 [T, K], dense; -1 = nobody; contract 1.8
+  // in   topk_weights  fp32 [T, K], dense; used as they are
+  Status forward_routed(const ConstTensorView& hidden, const ConstTensorView& topk_idx,
+                        const ConstTensorView& topk_weights, const TensorView& output,
+                        MoeReport* report);
+
+  // The routing and plan of the last call.
   const Routing& routing() const;
   const DispatchPlan& plan() const;
 
+  struct State;  // internal: src/moe/layer.cc
+
  private:
-  struct State;
   explicit MoeLayer(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
 
-// XXH3-128 over bytes, 32 hex digits, the canonical big-endian form. Over an output's bytes, row-major, in
-// global token order, this is the digest that contract 4.2 names.
+// mean / max of the loads; 1 when nothing is loaded (contract 2.5).
+double balancedness(std::span<const int64_t> loads);
+
+// XXH3-128 over bytes, 32 hex digits, the canonical big-endian form. Over an output's bytes,
+// row-major, in global token order, this is the digest that contract 4.2 names.
 std::string digest_of(std::span<const std::byte> bytes);
 
 }  // namespace argosy

@@ -98,12 +98,15 @@ class [[nodiscard]] Result {
 #define ARGOSY_CONCAT_INNER(a, b) a##b
 #define ARGOSY_CONCAT(a, b) ARGOSY_CONCAT_INNER(a, b)
 
-// Returns the Status of `expression` from the enclosing function when it is not ok.
-#define ARGOSY_RETURN_IF_ERROR(expression)                                      \
-  do {                                                                          \
-    if (::argosy::Status argosy_status_ = (expression); !argosy_status_.ok()) { \
-      return argosy_status_;                                                    \
-    }                                                                           \
+// Returns the Status of `expression` from the enclosing function when it is not ok. The name is
+// unique, so that an expression may hold a lambda that uses the macro too.
+#define ARGOSY_RETURN_IF_ERROR(expression) \
+  ARGOSY_RETURN_IF_ERROR_INNER(ARGOSY_CONCAT(argosy_status_, __COUNTER__), expression)
+#define ARGOSY_RETURN_IF_ERROR_INNER(status, expression)        \
+  do {                                                          \
+    if (::argosy::Status status = (expression); !status.ok()) { \
+      return status;                                            \
+    }                                                           \
   } while (false)
 
 // `declaration = value`, or returns the Result's error from the enclosing function. `declaration`

@@ -1,0 +1,121 @@
+// Dispatch and combine in throughput mode: counts first, then every row straight to its exact
+// place.
+//
+// One Exchange holds the buffers and flags of one exchange at a time; several may be in flight on a
+// group by making several. Every step has an issue half and a wait half (contract 3.9). The calls
+// of one step sequence, on every rank:
+//
+//   issue_counts, wait_counts, make_plan,
+//   then for every round: issue_dispatch, wait_dispatch, (experts), issue_combine, wait_combine.
+//
+// Rows are pushed: a row is read once and written to all its places at a peer. Results are pulled
+// by the token's home rank, which sums them in top-k order. No barrier: flags carry epoch and
+// round, and a buffer is reused only after its readers have said so. Protocol:
+// docs/architecture.md. Test: tests/exchange/.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "argosy/group.h"
+#include "argosy/plan.h"
+#include "argosy/router.h"
+#include "argosy/status.h"
+#include "argosy/tensor.h"
+
+namespace argosy {
+
+struct ExchangeOptions {
+  DType dtype = DType::kUnset;  // of the rows, both ways: kBF16 or kF32
+  int64_t hidden = 0;           // row width H, >= 1
+  int64_t num_experts = 0;      // E, >= 1
+  int64_t top_k = 0;            // K, >= 1
+  // Bytes of the buffer of received rows (the buffer of results has the same size). Demand above it
+  // runs in rounds. At least one aligned row.
+  int64_t receive_budget_bytes = 256ll << 20;
+  int64_t max_receive_rows = -1;  // hard cap per rank and call; -1 = none
+  int64_t group_alignment = 1;    // groups start at multiples of this many rows
+};
+
+// What an Exchange takes of symmetric memory on each rank; planning and creation use this one
+// function.
+struct ExchangeSize {
+  int64_t round_rows = 0;     // rows of one buffer
+  int64_t rows_bytes = 0;     // received rows
+  int64_t results_bytes = 0;  // expert rows on their way home
+  int64_t flags_bytes = 0;
+  int64_t counts_bytes = 0;
+  int64_t total_bytes = 0;
+};
+// Errors: kInvalidArgument naming the option.
+Result<ExchangeSize> size_exchange(const ExchangeOptions& options, int num_ranks);
+
+// Received rows of one round, expert-major. Valid until issue_combine of that round.
+struct ReceivedRows {
+  ConstTensorView rows;                // [round_rows, H]; rows outside the groups are unspecified
+  std::vector<int64_t> group_offsets;  // [L] first row of each local expert's group
+  std::vector<int64_t> group_sizes;    // [L]
+};
+
+// What a token's sum starts from: acc = shared * shared_scale, or 0; + residual; + bias.
+struct CombineInput {
+  ConstTensorView topk_weights;         // fp32 [T, K], dense
+  ConstTensorView shared;               // [T, H] rows of the exchange's dtype, or unset
+  const float* shared_scale = nullptr;  // [T], or null = 1
+  ConstTensorView residual;             // [T, H] of the exchange's dtype, or unset
+  ConstTensorView bias;                 // fp32 [H], or unset
+  const uint8_t* mask = nullptr;        // [T], 1 = valid; the output row of a masked token is zero
+};
+
+class Exchange {
+ public:
+  // Collective: yes. Blocks: at most the group's step_deadline. The group must outlive it. Errors:
+  // kDisagree names the option; kInvalidArgument; kOutOfMemory (bytes).
+  static Result<std::unique_ptr<Exchange>> create(Group& group, const ExchangeOptions& options);
+  ~Exchange();
+
+  const ExchangeOptions& options() const;
+  const ExchangeSize& size() const;
+  const Placement& placement() const;
+
+  // Sends this rank's counts and status to everybody. A routing that breaks contract 1.8 (expert
+  // out of range, twice in a row) or a `local` that is not ok is sent as an error that every rank
+  // gets from wait_counts; no row moves then. Collective: yes. Blocks: no. in   routing  top_k and
+  // num_experts as created; not read when `local` is an error
+  Status issue_counts(const Status& local, const Routing& routing);
+  // Blocks: at most step_deadline. Errors: the first failing rank's status, the same text on every
+  // rank (the group stays usable); kTimeout, kPeerLost, kAborted.
+  Status wait_counts(CountsMatrix* counts);
+
+  // make_plan with this exchange's options.
+  Status plan(const Routing& routing, const CountsMatrix& counts, DispatchPlan* plan) const;
+
+  // Pushes this rank's rows of one round. Rounds rise from 0. Blocks: at most step_deadline, for
+  // the peers' buffers when round > 0. in   hidden  [T, H] of the exchange's dtype, unit stride in
+  // H; may be reused on return Errors: kStalePlan; kInvalidArgument (shape, dtype, order of calls).
+  Status issue_dispatch(const DispatchPlan& plan, int64_t round, const ConstTensorView& hidden);
+  // Blocks until every row of this round for this rank is here. *rows is reused without allocating.
+  Status wait_dispatch(const DispatchPlan& plan, int64_t round, ReceivedRows* rows);
+
+  // Where the expert of a received row writes its result: the same row of [round_rows, H].
+  TensorView results() const;
+
+  // Says that the results of this round are written. Blocks: no.
+  Status issue_combine(const DispatchPlan& plan, int64_t round);
+  // Fetches this rank's results of the round; in the last round writes the weighted sums
+  // (contract 3.5): fp32, fma over k ascending, one final rounding. -1 entries add nothing. out
+  // output  [T, H] of the exchange's dtype, unit stride in H; must not overlap any input Blocks: at
+  // most step_deadline. Allocates: only in calls of several rounds, when T grows.
+  Status wait_combine(const DispatchPlan& plan, int64_t round, const CombineInput& input,
+                      const TensorView& output);
+
+ public:
+  struct State;  // internal: src/exchange/state.h
+
+ private:
+  explicit Exchange(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace argosy

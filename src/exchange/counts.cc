@@ -1,0 +1,107 @@
+// The count exchange: one all-gather carries every rank's counts and status word, so that a bad
+// input on one rank is the same typed error on all, before a row moves (contract 1.6, 1.8). Test:
+// tests/exchange/counts_test.cc.
+#include "exchange/counts.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+#include "exchange/state.h"
+
+namespace argosy {
+namespace {
+
+struct CountsHeader {
+  int32_t code = 0;  // StatusCode
+  int32_t text_bytes = 0;
+  int64_t num_tokens = 0;
+  char text[240] = {};  // the status message, cut to fit
+};
+static_assert(sizeof(CountsHeader) == 256);
+
+// The rules of contract 1.8 on a routing that is about to be sent.
+Status check_routing(const Routing& routing, const ExchangeOptions& options) {
+  if (routing.num_experts != options.num_experts || routing.top_k != options.top_k) {
+    return base::invalid("routing has {} experts and top_k {}, the exchange {} and {}",
+                         routing.num_experts, routing.top_k, options.num_experts, options.top_k);
+  }
+  if (routing.num_tokens < 0 ||
+      routing.topk_idx.size() != static_cast<size_t>(routing.num_tokens * routing.top_k)) {
+    return base::invalid("routing has {} ids for {} tokens of top_k {}", routing.topk_idx.size(),
+                         routing.num_tokens, routing.top_k);
+  }
+  if (routing.counts.size() != static_cast<size_t>(options.num_experts)) {
+    return base::invalid("routing has counts for {} experts, the exchange {}",
+                         routing.counts.size(), options.num_experts);
+  }
+  return {};
+}
+
+}  // namespace
+
+int64_t counts_message_bytes(int64_t num_experts) {
+  return static_cast<int64_t>(sizeof(CountsHeader)) +
+         num_experts * static_cast<int64_t>(sizeof(int64_t));
+}
+
+Status Exchange::issue_counts(const Status& local, const Routing& routing) {
+  State& state = *state_;
+  if (state.step != Step::kIdle && state.step != Step::kCountsDone) {
+    return base::invalid("issue_counts while another exchange is under way (step {})",
+                         static_cast<int>(state.step));
+  }
+  Status status = local.ok() ? check_routing(routing, state.options) : local;
+  int64_t* counts = reinterpret_cast<int64_t*>(state.counts_message.data() + sizeof(CountsHeader));
+  std::fill_n(counts, state.options.num_experts, 0);
+  if (status.ok()) {
+    const ConstTensorView ids(routing.topk_idx.data(), DType::kI32,
+                              {routing.num_tokens, routing.top_k});
+    status = count_topk(ids, state.options.num_experts, &state.own_counts);
+    if (status.ok()) std::copy(state.own_counts.begin(), state.own_counts.end(), counts);
+  }
+  CountsHeader header;
+  header.code = static_cast<int32_t>(status.code());
+  header.text_bytes = static_cast<int32_t>(std::min(status.message().size(), sizeof(header.text)));
+  header.num_tokens = status.ok() ? routing.num_tokens : 0;
+  std::memcpy(header.text, status.message().data(), static_cast<size_t>(header.text_bytes));
+  std::memcpy(state.counts_message.data(), &header, sizeof(header));
+  ++state.epoch;
+  state.next_round = 0;
+  state.step = Step::kCountsIssued;
+  return state.counts->issue(state.counts_message);
+}
+
+Status Exchange::wait_counts(CountsMatrix* counts) {
+  State& state = *state_;
+  if (state.step != Step::kCountsIssued) {
+    return base::invalid("wait_counts without issue_counts (step {})",
+                         static_cast<int>(state.step));
+  }
+  ARGOSY_RETURN_IF_ERROR(state.counts->wait(state.deadline(), "counts"));
+  state.step = Step::kIdle;
+  const int64_t num_experts = state.options.num_experts;
+  counts->num_ranks = state.num_ranks();
+  counts->num_experts = num_experts;
+  counts->counts.resize(static_cast<size_t>(state.num_ranks() * num_experts));
+  counts->num_tokens.resize(static_cast<size_t>(state.num_ranks()));
+  for (int rank = 0; rank < state.num_ranks(); ++rank) {
+    const std::span<const std::byte> message = state.counts->from(rank);
+    CountsHeader header;
+    std::memcpy(&header, message.data(), sizeof(header));
+    if (header.code != 0) {
+      const auto bytes =
+          static_cast<size_t>(std::clamp<int32_t>(header.text_bytes, 0, sizeof(header.text)));
+      return Status(static_cast<StatusCode>(header.code),
+                    fmt::format("rank {}: {}", rank, std::string_view(header.text, bytes)));
+    }
+    counts->num_tokens[static_cast<size_t>(rank)] = header.num_tokens;
+    std::memcpy(counts->counts.data() + rank * num_experts, message.data() + sizeof(header),
+                static_cast<size_t>(num_experts) * sizeof(int64_t));
+  }
+  state.step = Step::kCountsDone;
+  return {};
+}
+
+}  // namespace argosy

@@ -1,0 +1,102 @@
+// Dispatch: every row is read once and written to all its places at each peer. Test:
+// tests/exchange/exchange_test.cc.
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "exchange/state.h"
+
+namespace argosy {
+namespace {
+
+using base::invalid;
+
+constexpr int64_t kTokensPerTask = 16;
+constexpr size_t kMaxPlaces = 64;  // places of one row at one peer sent by one put
+
+// Sends the copies of one token that lie in the round. Each peer is served when its first copy is
+// met.
+void push_token(Exchange::State& state, const DispatchPlan& plan, int64_t round, int64_t token,
+                const std::byte* row) {
+  transport::Endpoint& endpoint = state.group.endpoint();
+  const auto begin = static_cast<size_t>(token * plan.top_k);
+  const size_t end = begin + static_cast<size_t>(plan.top_k);
+  const int64_t first_slot = round * plan.round_rows;
+  const auto in_round = [&](size_t at) {
+    return plan.dest_rank[at] >= 0 && plan.dest_slot[at] >= first_slot &&
+           plan.dest_slot[at] - first_slot < plan.round_rows;
+  };
+  for (size_t k = begin; k < end; ++k) {
+    if (!in_round(k)) continue;
+    const int peer = plan.dest_rank[k];
+    bool served = false;
+    for (size_t before = begin; before < k && !served; ++before) {
+      served = plan.dest_rank[before] == peer && in_round(before);
+    }
+    if (served) continue;
+    std::array<int64_t, kMaxPlaces> offsets;
+    size_t places = 0;
+    for (size_t other = k; other < end; ++other) {
+      if (plan.dest_rank[other] != peer || !in_round(other)) continue;
+      offsets[places++] = (plan.dest_slot[other] - first_slot) * state.row_bytes;
+      if (places == kMaxPlaces) {
+        endpoint.put_multi(peer, state.rows, {offsets.data(), places}, row, state.row_bytes);
+        places = 0;
+      }
+    }
+    if (places > 0)
+      endpoint.put_multi(peer, state.rows, {offsets.data(), places}, row, state.row_bytes);
+  }
+}
+
+}  // namespace
+
+Status Exchange::issue_dispatch(const DispatchPlan& plan, int64_t round,
+                                const ConstTensorView& hidden) {
+  State& state = *state_;
+  ARGOSY_RETURN_IF_ERROR(state.check_call(plan, round, Step::kCountsDone, "issue_dispatch"));
+  if (hidden.dtype != state.options.dtype || hidden.num_dims != 2 ||
+      hidden.dim(0) != plan.num_tokens || hidden.dim(1) != state.options.hidden ||
+      (state.options.hidden > 1 && plan.num_tokens > 0 && hidden.stride(1) != 1)) {
+    return invalid(
+        "hidden is {}, the plan and exchange need {} [{}, {}] with unit stride in hidden",
+        describe(hidden), name_of(state.options.dtype), plan.num_tokens, state.options.hidden);
+  }
+  if (round > 0) {
+    // The buffers I write now held the rows of the round before.
+    round_traffic(plan, round, &state.send_rows, &state.recv_rows);
+    ARGOSY_RETURN_IF_ERROR(state.wait(FlagKind::kConsumed, round - 1, state.send_rows,
+                                      "receive buffer of the round before"));
+  }
+  const int64_t num_tasks = (plan.num_tokens + kTokensPerTask - 1) / kTokensPerTask;
+  state.group.pool().parallel_for(num_tasks, [&](int64_t task, int) {
+    const int64_t end = std::min(plan.num_tokens, (task + 1) * kTokensPerTask);
+    for (int64_t token = task * kTokensPerTask; token < end; ++token) {
+      push_token(state, plan, round, token, hidden.row(token));
+    }
+  });
+  round_traffic(plan, round, &state.send_rows, &state.recv_rows);
+  state.raise(FlagKind::kRows, round, state.send_rows);
+  state.step = Step::kDispatchIssued;
+  return {};
+}
+
+Status Exchange::wait_dispatch(const DispatchPlan& plan, int64_t round, ReceivedRows* rows) {
+  State& state = *state_;
+  ARGOSY_RETURN_IF_ERROR(state.check_call(plan, round, Step::kDispatchIssued, "wait_dispatch"));
+  if (round > 0) {
+    // The results buffer is written next; its readers of the round before must be through.
+    round_traffic(plan, round - 1, &state.send_rows, &state.recv_rows);
+    ARGOSY_RETURN_IF_ERROR(state.wait(FlagKind::kPulled, round - 1, state.recv_rows,
+                                      "results of the round before to be read"));
+  }
+  round_traffic(plan, round, &state.send_rows, &state.recv_rows);
+  ARGOSY_RETURN_IF_ERROR(state.wait(FlagKind::kRows, round, state.recv_rows, "dispatched rows"));
+  round_groups(plan, round, &rows->group_offsets, &rows->group_sizes);
+  rows->rows = ConstTensorView(state.group.endpoint().local_ptr(state.rows, 0), state.options.dtype,
+                               {state.size.round_rows, state.options.hidden});
+  state.step = Step::kDispatchDone;
+  return {};
+}
+
+}  // namespace argosy

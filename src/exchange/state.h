@@ -1,0 +1,86 @@
+// The insides of an Exchange: windows, flags, epochs. Shared by counts, dispatch and combine.
+//
+// Flags are 64-bit words in the flags window, one cache line each, [kind][peer]: the word of (kind,
+// peer) is written by that peer only and holds a sequence = epoch << 24 | (round + 1), which only
+// grows.
+//
+//   rows      from a source: its rows of that round are in my receive buffer
+//   results   from an owner: its results of that round may be read
+//   consumed  from an owner: it has read my rows of that round, its buffer may be overwritten
+//   pulled    from a home rank: it has read my results of that round
+//
+// Between calls the count exchange stands for `consumed` and `pulled`: a rank sends its counts only
+// after it is through with the call before. Only pairs with rows raise or wait for flags.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "argosy/exchange.h"
+#include "transport/collectives.h"
+#include "transport/endpoint.h"
+
+namespace argosy {
+
+enum class FlagKind { kRows = 0, kResults, kConsumed, kPulled, kCount };
+
+inline constexpr int64_t kFlagBytes = 64;
+inline constexpr int kRoundBits = 24;
+
+// Where in the sequence of calls this rank stands; calls out of order are refused.
+enum class Step {
+  kIdle,
+  kCountsIssued,
+  kCountsDone,
+  kDispatchIssued,
+  kDispatchDone,
+  kCombineIssued
+};
+
+struct Exchange::State {
+  State(Group& the_group, const ExchangeOptions& the_options)
+      : group(the_group), options(the_options) {}
+
+  Group& group;
+  ExchangeOptions options;
+  ExchangeSize size;
+  Placement placement;
+  int64_t row_bytes = 0;
+
+  transport::Window rows;
+  transport::Window results;
+  transport::Window flags;
+  std::unique_ptr<transport::AllGather> counts;
+  std::vector<std::byte> counts_message;
+
+  uint64_t epoch = 0;  // number of count exchanges issued
+  Step step = Step::kIdle;
+  int64_t next_round = 0;
+
+  // Scratch, grown once.
+  std::vector<int64_t> own_counts;
+  std::vector<int64_t> send_rows, recv_rows;
+  std::vector<transport::WaitItem> waits;
+  AlignedBuffer returned;     // [T, K, H] results of a call of several rounds
+  AlignedBuffer accumulator;  // [threads, H] fp32
+
+  int rank() const { return group.rank(); }
+  int num_ranks() const { return group.num_ranks(); }
+  platform::Deadline deadline() const { return platform::Deadline::after(group.step_deadline()); }
+
+  uint64_t sequence(int64_t round) const {
+    return (epoch << kRoundBits) | static_cast<uint64_t>(round + 1);
+  }
+  int64_t flag_offset(FlagKind kind, int peer) const {
+    return (static_cast<int64_t>(kind) * num_ranks() + peer) * kFlagBytes;
+  }
+
+  // Raises my word of `kind` at every peer with rows in `per_peer`.
+  void raise(FlagKind kind, int64_t round, const std::vector<int64_t>& per_peer);
+  // Waits for the words of `kind` from every peer with rows in `per_peer`.
+  Status wait(FlagKind kind, int64_t round, const std::vector<int64_t>& per_peer, const char* what);
+  // kStalePlan or kInvalidArgument unless the plan is this exchange's and the call is due.
+  Status check_call(const DispatchPlan& plan, int64_t round, Step due, const char* call) const;
+};
+
+}  // namespace argosy

@@ -1,0 +1,332 @@
+// The MoE layer, forward: route -> counts -> plan -> (dispatch -> experts -> combine) per receive
+// round. Shared experts run on the home rank between the two halves of the count exchange.
+// Everything that can be wrong with a call is found before its counts are sent, so that all ranks
+// get the same error. Buffers only grow. Test: tests/moe/.
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "argosy/moe.h"
+#include "base/error.h"
+#include "moe/layer_checks.h"
+#include "numeric/elementary.h"
+#include "platform/clock.h"
+#include "platform/float_env.h"
+
+namespace argosy {
+namespace {
+
+using base::invalid;
+using platform::now_seconds;
+
+// Adds the time since `*from` to `*stage` and moves `*from` on.
+void lap(double* from, double* stage) {
+  const double now = now_seconds();
+  *stage += now - *from;
+  *from = now;
+}
+
+}  // namespace
+
+struct MoeLayer::State {
+  State(Group& the_group, const RouterSpec& spec, MoeWeights the_weights)
+      : group(the_group), router(spec), weights(std::move(the_weights)) {}
+
+  Group& group;
+  RouterSpec router;
+  MoeWeights weights;
+  LayerShape shape;
+  DType dtype = DType::kUnset;
+  std::shared_ptr<Exchange> exchange;
+
+  Routing routing;
+  CountsMatrix counts;
+  DispatchPlan dispatch_plan;
+  ReceivedRows received;
+  AlignedBuffer logits, inner, shared_inner, shared_rows, shared_scale;
+
+  GemmOptions gemm() const { return {group.level(), group.dot_order(), &group.pool()}; }
+
+  Status check_call(const ConstTensorView& hidden, const TensorView& output) const;
+  Status run_router(const ConstTensorView& hidden, const uint8_t* mask);
+  Status take_routing(const ConstTensorView& hidden, const ConstTensorView& topk_idx,
+                      const ConstTensorView& topk_weights);
+  Status run_shared(const ConstTensorView& hidden, const uint8_t* mask, CombineInput* input);
+  Status run_experts(const ConstTensorView& rows);
+  Status run_rounds(const ConstTensorView& hidden, const CombineInput& input,
+                    const TensorView& output, StageTimes* times);
+  Status run(const Status& local, const ConstTensorView& hidden, const uint8_t* mask,
+             const TensorView& output, MoeReport* report, double begin);
+  void fill_report(MoeReport* report) const;
+
+  // Calls body(first, count) for every run of unmasked tokens.
+  template <typename Body>
+  static Status for_each_run(int64_t num_tokens, const uint8_t* mask, const Body& body) {
+    for (int64_t first = 0; first < num_tokens;) {
+      int64_t end = mask == nullptr ? num_tokens : first;
+      while (end < num_tokens && mask[end] != 0) ++end;
+      if (end > first) ARGOSY_RETURN_IF_ERROR(body(first, end - first));
+      first = end + (mask == nullptr ? 0 : 1);
+    }
+    return {};
+  }
+};
+
+MoeLayer::MoeLayer(std::unique_ptr<State> state) : state_(std::move(state)) {}
+MoeLayer::~MoeLayer() = default;
+
+const Routing& MoeLayer::routing() const { return state_->routing; }
+const DispatchPlan& MoeLayer::plan() const { return state_->dispatch_plan; }
+
+Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpec& router,
+                                                   MoeWeights weights, const MoeOptions& options) {
+  const Placement placement{router.num_experts, group.num_ranks(), 0};
+  const int64_t num_local = router.num_experts < 1 ? 0 : placement.num_local(group.rank());
+  const Result<LayerShape> checked = check_weights(router, weights, options.hidden_dtype, num_local);
+  // Also a rank that cannot go on takes part, so that the others learn it at once and by name.
+  const Status agreed = group.agree(
+      checked.has_value() ? layer_settings(router, weights, *checked, options.hidden_dtype)
+                          : std::vector<Setting>{{"layer.check", checked.error().to_string()}});
+  if (!checked.has_value()) return checked.error();
+  ARGOSY_RETURN_IF_ERROR(agreed);
+  const LayerShape shape = *checked;
+  auto state = std::make_unique<State>(group, router, std::move(weights));
+  state->shape = shape;
+  state->dtype = options.hidden_dtype;
+  ExchangeOptions wanted;
+  wanted.dtype = options.hidden_dtype;
+  wanted.hidden = shape.hidden;
+  wanted.num_experts = router.num_experts;
+  wanted.top_k = router.top_k;
+  wanted.receive_budget_bytes = options.receive_budget_bytes;
+  wanted.max_receive_rows = options.max_receive_rows;
+  wanted.group_alignment = options.group_alignment;
+  if (options.exchange == nullptr) {
+    ARGOSY_ASSIGN_OR_RETURN(state->exchange, Exchange::create(group, wanted));
+  } else {
+    const ExchangeOptions& given = options.exchange->options();
+    if (given.dtype != wanted.dtype || given.hidden != wanted.hidden ||
+        given.num_experts != wanted.num_experts || given.top_k != wanted.top_k) {
+      return invalid(
+          "the shared exchange moves {} [{}] rows of {} experts, top_k {}; the layer needs {} "
+          "[{}], "
+          "{} and {}",
+          name_of(given.dtype), given.hidden, given.num_experts, given.top_k, name_of(wanted.dtype),
+          wanted.hidden, wanted.num_experts, wanted.top_k);
+    }
+    state->exchange = options.exchange;
+  }
+  return std::unique_ptr<MoeLayer>(new MoeLayer(std::move(state)));
+}
+
+Status MoeLayer::State::check_call(const ConstTensorView& hidden, const TensorView& output) const {
+  const auto fits = [this](const ConstTensorView& view) {
+    return view.dtype == dtype && view.num_dims == 2 && view.dim(0) >= 0 &&
+           view.dim(1) == shape.hidden &&
+           (view.dim(0) == 0 || shape.hidden == 1 || view.stride(1) == 1);
+  };
+  if (!fits(hidden)) {
+    return invalid("hidden is {}, the layer takes {} [T, {}] with unit stride in hidden",
+                   describe(hidden), name_of(dtype), shape.hidden);
+  }
+  if (!fits(output) || output.dim(0) != hidden.dim(0)) {
+    return invalid("output is {}, the layer writes {} [{}, {}] with unit stride in hidden",
+                   describe(output), name_of(dtype), hidden.dim(0), shape.hidden);
+  }
+  if (hidden.dim(0) > 0 &&
+      hidden.data < output.row(output.dim(0) - 1) + shape.hidden * size_of(dtype) &&
+      output.data < hidden.row(hidden.dim(0) - 1) + shape.hidden * size_of(dtype)) {
+    return invalid("output overlaps hidden ({} and {})", describe(output), describe(hidden));
+  }
+  return {};
+}
+
+Status MoeLayer::State::run_router(const ConstTensorView& hidden, const uint8_t* mask) {
+  const int64_t num_tokens = hidden.dim(0);
+  const int64_t num_experts = router.num_experts;
+  const std::array<int64_t, 2> dims{num_tokens, num_experts};
+  ARGOSY_ASSIGN_OR_RETURN(const int64_t bytes, checked_num_bytes(dims, sizeof(float)));
+  ARGOSY_RETURN_IF_ERROR(logits.reserve(bytes));
+  const TensorView all(logits.data(), DType::kF32, dims);
+  ARGOSY_RETURN_IF_ERROR(for_each_run(num_tokens, mask, [&](int64_t first, int64_t count) {
+    return gate_logits(hidden.rows(first, count), weights.gate.view(), weights.gate_bias.view(),
+                       &group.pool(), all.rows(first, count));
+  }));
+  return route(router, {all, weights.selection_bias.view(), mask}, &group.pool(), &routing);
+}
+
+Status MoeLayer::State::take_routing(const ConstTensorView& hidden, const ConstTensorView& topk_idx,
+                                     const ConstTensorView& topk_weights) {
+  const int64_t num_tokens = hidden.dim(0);
+  const auto fits = [&](const ConstTensorView& view, DType want) {
+    return view.dtype == want && view.num_dims == 2 && view.dim(0) == num_tokens &&
+           view.dim(1) == router.top_k && view.is_dense();
+  };
+  if (!fits(topk_idx, DType::kI32) || !fits(topk_weights, DType::kF32)) {
+    return invalid("topk_idx is {} and topk_weights {}, the layer takes dense I32 and F32 [{}, {}]",
+                   describe(topk_idx), describe(topk_weights), num_tokens, router.top_k);
+  }
+  ARGOSY_RETURN_IF_ERROR(count_topk(topk_idx, router.num_experts, &routing.counts));
+  routing.num_tokens = num_tokens;
+  routing.num_experts = router.num_experts;
+  routing.top_k = router.top_k;
+  const int64_t ids = num_tokens * router.top_k;
+  routing.topk_idx.assign(topk_idx.as<int32_t>(), topk_idx.as<int32_t>() + ids);
+  routing.topk_weights.values.assign(topk_weights.as<float>(), topk_weights.as<float>() + ids);
+  routing.num_valid_tokens = num_tokens;
+  routing.num_nonfinite_rows = 0;
+  return {};
+}
+
+// The shared experts' rows and, where there is a gate, sigmoid of its product, for the home rank's
+// tokens.
+Status MoeLayer::State::run_shared(const ConstTensorView& hidden, const uint8_t* mask,
+                                   CombineInput* input) {
+  if (shape.shared_intermediate == 0) return {};
+  const int64_t num_tokens = hidden.dim(0);
+  const int64_t element = size_of(dtype);
+  ARGOSY_RETURN_IF_ERROR(shared_inner.reserve(num_tokens * shape.shared_intermediate * element));
+  ARGOSY_RETURN_IF_ERROR(shared_rows.reserve(num_tokens * shape.hidden * element));
+  ARGOSY_RETURN_IF_ERROR(shared_scale.reserve(num_tokens * static_cast<int64_t>(sizeof(float))));
+  const TensorView inner_view(shared_inner.data(), dtype, {num_tokens, shape.shared_intermediate});
+  const TensorView rows(shared_rows.data(), dtype, {num_tokens, shape.hidden});
+  const TensorView scale(shared_scale.data(), DType::kF32, {num_tokens, 1});
+  ARGOSY_RETURN_IF_ERROR(
+      for_each_run(num_tokens, mask, [&](int64_t first, int64_t count) -> Status {
+        const std::array<int64_t, 1> offsets{0};
+        const std::array<int64_t, 1> sizes{count};
+        ARGOSY_RETURN_IF_ERROR(grouped_gemm(gemm(), {hidden.rows(first, count), offsets, sizes},
+                                            weights.shared_gate_up, inner_view.rows(first, count)));
+        ARGOSY_RETURN_IF_ERROR(grouped_gemm(gemm(), {inner_view.rows(first, count), offsets, sizes},
+                                            weights.shared_down, rows.rows(first, count)));
+        if (!shape.shared_gate) return {};
+        ARGOSY_RETURN_IF_ERROR(gate_logits(hidden.rows(first, count), weights.shared_gate.view(),
+                                           {}, &group.pool(), scale.rows(first, count)));
+        const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+        float* values = scale.as<float>();
+        for (int64_t token = first; token < first + count; ++token) {
+          values[token] = numeric::sigmoid_f32(values[token]);
+        }
+        return {};
+      }));
+  input->shared = rows;
+  input->shared_scale = shape.shared_gate ? scale.as<float>() : nullptr;
+  return {};
+}
+
+// rows -> h -> results, for the groups of the round.
+Status MoeLayer::State::run_experts(const ConstTensorView& rows) {
+  int64_t end = 0;  // rows of `inner` that are in use
+  for (size_t group_at = 0; group_at < received.group_sizes.size(); ++group_at) {
+    if (received.group_sizes[group_at] > 0) {
+      end = std::max(end, received.group_offsets[group_at] + received.group_sizes[group_at]);
+    }
+  }
+  if (end == 0) return {};
+  ARGOSY_RETURN_IF_ERROR(inner.reserve(end * shape.intermediate * size_of(dtype)));
+  // Groups that are empty in this round may start past `end`.
+  for (size_t group_at = 0; group_at < received.group_sizes.size(); ++group_at) {
+    received.group_offsets[group_at] = std::min(received.group_offsets[group_at], end);
+  }
+  const TensorView inner_view(inner.data(), dtype, {end, shape.intermediate});
+  ARGOSY_RETURN_IF_ERROR(
+      grouped_gemm(gemm(), {rows.rows(0, end), received.group_offsets, received.group_sizes},
+                   weights.gate_up, inner_view));
+  return grouped_gemm(gemm(), {inner_view, received.group_offsets, received.group_sizes},
+                      weights.down, exchange->results().rows(0, end));
+}
+
+Status MoeLayer::State::run_rounds(const ConstTensorView& hidden, const CombineInput& input,
+                                   const TensorView& output, StageTimes* times) {
+  double mark = now_seconds();
+  for (int64_t round = 0; round < dispatch_plan.num_rounds; ++round) {
+    ARGOSY_RETURN_IF_ERROR(exchange->issue_dispatch(dispatch_plan, round, hidden));
+    ARGOSY_RETURN_IF_ERROR(exchange->wait_dispatch(dispatch_plan, round, &received));
+    lap(&mark, &times->dispatch);
+    ARGOSY_RETURN_IF_ERROR(run_experts(received.rows));
+    lap(&mark, &times->experts);
+    ARGOSY_RETURN_IF_ERROR(exchange->issue_combine(dispatch_plan, round));
+    ARGOSY_RETURN_IF_ERROR(exchange->wait_combine(dispatch_plan, round, input, output));
+    lap(&mark, &times->combine);
+  }
+  return {};
+}
+
+Status MoeLayer::State::run(const Status& local, const ConstTensorView& hidden, const uint8_t* mask,
+                            const TensorView& output, MoeReport* report, double begin) {
+  StageTimes times;
+  double mark = begin;
+  lap(&mark, &times.route);
+  ARGOSY_RETURN_IF_ERROR(exchange->issue_counts(local, routing));
+  lap(&mark, &times.counts);
+  CombineInput input;
+  Status step = local;
+  if (step.ok()) step = run_shared(hidden, mask, &input);
+  lap(&mark, &times.shared);
+  ARGOSY_RETURN_IF_ERROR(exchange->wait_counts(&counts));
+  if (step.ok()) step = exchange->plan(routing, counts, &dispatch_plan);
+  lap(&mark, &times.counts);
+  if (step.ok()) {
+    input.topk_weights = ConstTensorView(routing.topk_weights.values.data(), DType::kF32,
+                                         {routing.num_tokens, routing.top_k});
+    input.mask = mask;
+    step = run_rounds(hidden, input, output, &times);
+  }
+  if (!step.ok()) {
+    // kCapacity is the same on every rank and nothing has moved. Any other failure past the counts
+    // is this rank's alone: the others must not wait for its rows.
+    if (step.code() != StatusCode::kCapacity) group.abort(step);
+    return step;
+  }
+  times.total = now_seconds() - begin;
+  if (report != nullptr) {
+    report->seconds = times;
+    fill_report(report);
+  }
+  return {};
+}
+
+void MoeLayer::State::fill_report(MoeReport* report) const {
+  const auto num_experts = static_cast<size_t>(router.num_experts);
+  report->rows_per_expert.assign(num_experts, 0);
+  for (size_t at = 0; at < counts.counts.size(); ++at) {
+    report->rows_per_expert[at % num_experts] += counts.counts[at];
+  }
+  report->rows_per_rank.assign(dispatch_plan.receive_rows.begin(),
+                               dispatch_plan.receive_rows.end());
+  report->num_rounds = dispatch_plan.num_rounds;
+  const int64_t row_bytes = shape.hidden * size_of(dtype);
+  report->dispatch_bytes = dispatch_plan.rows_leaving_dedup * row_bytes;
+  report->combine_bytes = dispatch_plan.rows_leaving * row_bytes;
+  report->saved_by_dedup_bytes =
+      (dispatch_plan.rows_leaving - dispatch_plan.rows_leaving_dedup) * row_bytes;
+  report->num_nonfinite_rows = routing.num_nonfinite_rows;
+}
+
+Status MoeLayer::forward(const ConstTensorView& hidden, const uint8_t* mask,
+                         const TensorView& output, MoeReport* report) {
+  const double begin = now_seconds();
+  Status local = state_->check_call(hidden, output);
+  if (local.ok()) local = state_->run_router(hidden, mask);
+  return state_->run(local, hidden, mask, output, report, begin);
+}
+
+Status MoeLayer::forward_routed(const ConstTensorView& hidden, const ConstTensorView& topk_idx,
+                                const ConstTensorView& topk_weights, const TensorView& output,
+                                MoeReport* report) {
+  const double begin = now_seconds();
+  Status local = state_->check_call(hidden, output);
+  if (local.ok()) local = state_->take_routing(hidden, topk_idx, topk_weights);
+  return state_->run(local, hidden, nullptr, output, report, begin);
+}
+
+double balancedness(std::span<const int64_t> loads) {
+  if (loads.empty()) return 1.0;
+  const int64_t most = *std::max_element(loads.begin(), loads.end());
+  if (most == 0) return 1.0;
+  double sum = 0;
+  for (const int64_t load : loads) sum += static_cast<double>(load);
+  return sum / static_cast<double>(loads.size()) / static_cast<double>(most);
+}
+
+}  // namespace argosy
