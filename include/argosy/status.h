@@ -110,7 +110,8 @@ class [[nodiscard]] Result {
   } while (false)
 
 // `declaration = value`, or returns the Result's error from the enclosing function. `declaration`
-// and the result's name cannot stand in parentheses. NOLINTBEGIN(bugprone-macro-parentheses)
+// and the result's name cannot stand in parentheses.
+// NOLINTBEGIN(bugprone-macro-parentheses)
 #define ARGOSY_ASSIGN_OR_RETURN(declaration, expression) \
   ARGOSY_ASSIGN_OR_RETURN_INNER(ARGOSY_CONCAT(argosy_result_, __LINE__), declaration, expression)
 #define ARGOSY_ASSIGN_OR_RETURN_INNER(result, declaration, expression) \
