@@ -1,3 +1,4 @@
+// The one file of the library that calls getenv. Test: tests/platform/cpu_test.cc.
 #include "base/env.h"
 
 #include <cstdlib>
