@@ -41,7 +41,8 @@ struct CpuInfo {
   int num_cores = 1;  // that this process may use (affinity mask and cgroup quota)
   std::vector<CacheInfo> caches;
   // Levels whose instructions the CPU and the operating system offer, that passed a self-test against an
-  // emulation, and that lie below the cap. Rising; kReference and kGeneric are always there.
+  // emulation, and that do not lie above the cap. Rising. kReference is always there, kGeneric unless the
+  // cap is "reference". A level needs all lower ones: the first that fails ends the list.
   std::vector<Level> levels;
   // Levels whose self-test gave other bits than the emulation: never used. Normally empty.
   std::vector<Level> failed_self_test;

@@ -18,7 +18,8 @@ namespace argosy {
 // Weights of `num_groups` experts, packed for the kernels. Two kinds:
 //   plain    out[n] = x . w[n],                          w   [N, K] per group
 //   gate_up  out[f] = silu(x . gate[f]) * (x . up[f]),   gate, up [F, K] per group; n() is F
-// Owns its memory, 64-byte aligned; movable. N and K of any size >= 1 (padded inside with zeros).
+// Owns its memory, 64-byte aligned; movable (a moved-from object may only be assigned or destroyed). N and
+// K of any size >= 1 (padded inside with zeros).
 class PackedWeights {
  public:
   enum class Kind { kPlain, kGateUp };
@@ -28,8 +29,9 @@ class PackedWeights {
   // num_groups = 0 is legal.
   static Result<PackedWeights> create(Kind kind, DType dtype, int64_t num_groups, int64_t n, int64_t k);
 
-  // Packs one group. Any strides. Errors: kInvalidArgument for a group out of range, another kind, shape
-  // or dtype.
+  // Packs one group. Any strides and alignment; may be called again with new values. Different groups may
+  // be set by different threads at a time. A group never set is zero. Errors: kInvalidArgument for a group
+  // out of range, another kind, shape or dtype.
   Status set_group(int64_t group, const ConstTensorView& w);
   Status set_group(int64_t group, const ConstTensorView& gate, const ConstTensorView& up);
 
@@ -76,11 +78,12 @@ struct RaggedRows {
 // bf16 rows: products by dot_order, silu and product in fp32, one rounding to bf16. fp32 rows: everything
 // by the fp32 chain; bf16 weights are widened. Rows of `out` outside every group are not written.
 //
-// in   x     as above; K = w.k()
+// in   x     as above; K = w.k(); any row stride
 // in   w     num_groups = G. fp32 weights need fp32 rows.
-// out  out   [S, w.n()] of the rows' dtype, unit stride in n; must not overlap x
+// out  out   [S, w.n()] of the rows' dtype, unit stride in n, rows that do not overlap. Its bytes, from the
+//            first row to the last, must not overlap those of x (refused)
 // Errors: kInvalidArgument names shapes, dtypes, the group whose range leaves [0, S], overlapping groups;
-// kUnsupported for a level this build or CPU lacks. Blocks: no. Allocates: never.
+// kUnsupported for a level this build or CPU lacks. Blocks: no. Allocates: never (but for messages).
 Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
                     const TensorView& out);
 

@@ -24,12 +24,6 @@ constexpr std::array<std::string_view, 6> kLevelNames = {"reference", "generic",
                                                          "avx512",    "avx512_bf16", "amx"};
 constexpr std::array<std::string_view, 3> kDotOrderNames = {"auto", "amx", "vdpbf16"};
 
-std::string names_of(const std::vector<Level>& levels) {
-  std::vector<std::string_view> names;
-  for (const Level level : levels) names.push_back(name_of(level));
-  return fmt::format("{}", fmt::join(names, ", "));
-}
-
 }  // namespace
 
 std::string_view name_of(Level level) { return kLevelNames[static_cast<size_t>(level)]; }
@@ -66,17 +60,21 @@ const std::vector<Level>& built_levels() {
 
 Result<Level> resolve_level(std::optional<Level> wanted) {
   ARGOSY_ASSIGN_OR_RETURN(const CpuInfo* info, cpu_info());
-  std::vector<Level> usable;
+  Level highest = Level::kReference;
   for (const Level level : built_levels()) {
     if (!info->has(level)) continue;
     if (wanted == level) return level;
-    usable.push_back(level);
+    highest = level;
   }
-  if (!wanted.has_value()) return usable.back();
+  if (!wanted.has_value()) return highest;
+  std::vector<std::string_view> usable;
+  for (const Level level : built_levels()) {
+    if (info->has(level)) usable.push_back(name_of(level));
+  }
   return base::error(StatusCode::kUnsupported,
-                     "level {} is not to be had: {}; this build and CPU have: {}{}",
-                     name_of(*wanted), info->has(*wanted) ? "not in this build" : "not on this CPU",
-                     names_of(usable),
+                     "level {} is not to be had: not {}; this build and CPU have: {}{}",
+                     name_of(*wanted), info->has(*wanted) ? "in this build" : "on this CPU",
+                     fmt::join(usable, ", "),
                      info->cap.empty() ? "" : fmt::format(" (ARGOSY_MAX_LEVEL is {})", info->cap));
 }
 

@@ -1,0 +1,22 @@
+// The build of level `generic` for CPUs with AVX2 and FMA.
+// The code is in generic.inl. Test: tests/gemm/grouped_gemm_test.cc.
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "gemm/kernels.h"
+#include "gemm/packed_layout.h"
+#include "numeric/dot.h"
+#include "numeric/elementary.h"
+
+namespace argosy::gemm {
+namespace {
+
+#define ARGOSY_KERNEL_TARGET __attribute__((target("avx2,fma")))
+#include "gemm/generic.inl"
+
+}  // namespace
+
+const KernelTable& generic_fma_kernels() { return kTable; }
+
+}  // namespace argosy::gemm

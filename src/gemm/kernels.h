@@ -1,0 +1,62 @@
+// The seam between the grouped GEMM driver and one level of kernels: a table of functions.
+//
+// A level is one file that fills one table; the driver knows nothing else of it. The driver calls
+// `dot` with denormals flushed and `store` with denormals kept, each through its pointer, so that
+// no compiler can move arithmetic across the change. Test: tests/gemm/grouped_gemm_test.cc.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "argosy/cpu.h"
+#include "argosy/tensor.h"
+
+namespace argosy::gemm {
+
+// Largest KernelTable::row_block; the driver's scratch on the stack is this many rows of 32 fp32.
+inline constexpr int64_t kMaxRowBlock = 64;
+
+// scratch[r][0..31] = row r . the 32 columns of `panel`, finished by + 0.
+struct DotArgs {
+  const std::byte* rows = nullptr;  // row 0; nothing past element k of a row may be read
+  int64_t row_stride_bytes = 0;
+  int64_t num_rows = 0;  // in [1, row_block]
+  int64_t k = 0;
+  const std::byte* panel = nullptr;
+  float* scratch = nullptr;  // 64-byte aligned, [num_rows][32]
+};
+using DotKernel = void (*)(const DotArgs& args);
+
+// Columns [0, num_columns) of the finished products, through the activation, to the output rows.
+// gate_up: column c of the output is silu(scratch[c]) * scratch[16 + c].
+struct StoreArgs {
+  const float* scratch = nullptr;
+  int64_t num_rows = 0;
+  int64_t num_columns = 0;
+  std::byte* out = nullptr;  // row 0, first column
+  int64_t row_stride_bytes = 0;
+};
+using StoreKernel = void (*)(const StoreArgs& args);
+
+struct KernelTable {
+  int64_t row_block = 0;  // rows a call of `dot` takes at most
+  // Rows and weights: bf16 and bf16 in two orders, fp32 and bf16, fp32 and fp32.
+  DotKernel dot_bf16_amx = nullptr;
+  DotKernel dot_bf16_vdpbf16 = nullptr;
+  DotKernel dot_f32_bf16 = nullptr;
+  DotKernel dot_f32_f32 = nullptr;
+  StoreKernel store_plain_bf16 = nullptr;
+  StoreKernel store_plain_f32 = nullptr;
+  StoreKernel store_gate_up_bf16 = nullptr;
+  StoreKernel store_gate_up_f32 = nullptr;
+};
+
+// One per level; generic has two builds of the same source, chosen by what the CPU has.
+const KernelTable& reference_kernels();
+const KernelTable& generic_kernels();
+const KernelTable& generic_fma_kernels();  // needs Level::kAvx2
+
+// The table that runs at `level`. Errors: those of resolve_level.
+Result<const KernelTable*> kernels_for(Level level);
+
+}  // namespace argosy::gemm

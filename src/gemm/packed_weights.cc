@@ -1,0 +1,148 @@
+// Sizes and packing of weights. Padding is zeroed once and never written again, so a group may be
+// set anew. Test: tests/gemm/packed_weights_test.cc.
+#include <cstring>
+#include <utility>
+
+#include "argosy/gemm.h"
+#include "base/error.h"
+#include "gemm/packed_layout.h"
+
+namespace argosy {
+namespace gemm {
+namespace {
+
+// User address space of x86-64 with four-level page tables; more is refused without asking the
+// allocator.
+constexpr int64_t kMaxBytes = int64_t{1} << 47;
+
+int64_t padded(int64_t value, int64_t multiple) {
+  return value / multiple * multiple + (value % multiple == 0 ? 0 : multiple);
+}
+
+}  // namespace
+
+Result<PackedShape> packed_shape(PackedWeights::Kind kind, DType dtype, int64_t num_groups,
+                                 int64_t n, int64_t k) {
+  if (dtype != DType::kBF16 && dtype != DType::kF32) {
+    return base::invalid("packed weights are BF16 or F32, not {}", name_of(dtype));
+  }
+  if (num_groups < 0 || n < 1 || k < 1) {
+    return base::invalid("packed weights need num_groups >= 0, n >= 1, k >= 1; got {}, {}, {}",
+                         num_groups, n, k);
+  }
+  // Above 2^47 nothing fits; below it the rounding up cannot overflow.
+  if (n > kMaxBytes || k > kMaxBytes || num_groups > kMaxBytes) {
+    return base::invalid("packed weights of {} groups [{}, {}] exceed 2^47 bytes", num_groups, n,
+                         k);
+  }
+  const int64_t columns = kind == PackedWeights::Kind::kGateUp ? kTileColumns : kPanelColumns;
+  PackedShape shape;
+  shape.num_panels = padded(n, columns) / columns;
+  shape.padded_k = padded(k, kBlockK);
+  shape.panel_bytes = shape.padded_k * kPanelColumns * size_of(dtype);
+  if (__builtin_mul_overflow(shape.panel_bytes, shape.num_panels, &shape.total_bytes) ||
+      __builtin_mul_overflow(shape.total_bytes, num_groups, &shape.total_bytes)) {
+    return base::invalid("packed weights of {} groups [{}, {}] need more than 2^63 bytes",
+                         num_groups, n, k);
+  }
+  if (shape.total_bytes > kMaxBytes) {
+    return base::error(StatusCode::kOutOfMemory,
+                       "packed weights of {} groups [{}, {}] need {} bytes", num_groups, n, k,
+                       shape.total_bytes);
+  }
+  return shape;
+}
+
+namespace {
+
+// Copies row `n` of `w` (any strides, any alignment) into one column of its panel.
+template <int kBytes, typename Offset>
+void pack_column(const ConstTensorView& w, int64_t n, std::byte* panel, int64_t column,
+                 Offset offset) {
+  const std::byte* from = w.data + row_offset(n, w.stride(0)) * kBytes;
+  const int64_t step = w.stride(1) * kBytes;
+  for (int64_t k = 0; k < w.dim(1); ++k) {
+    std::memcpy(panel + offset(k, column) * kBytes, from + k * step, kBytes);
+  }
+}
+
+using ColumnOf = PanelColumn (*)(int64_t n);
+
+void pack_matrix(const ConstTensorView& w, std::byte* group_data, int64_t panel_bytes,
+                 ColumnOf column_of) {
+  for (int64_t n = 0; n < w.dim(0); ++n) {
+    const PanelColumn at = column_of(n);
+    std::byte* panel = group_data + panel_offset(0, at.panel, 0, panel_bytes);
+    if (w.dtype == DType::kBF16) {
+      pack_column<2>(w, n, panel, at.column, bf16_offset_in_panel);
+    } else {
+      pack_column<4>(w, n, panel, at.column, f32_offset_in_panel);
+    }
+  }
+}
+
+Status check_matrix(const PackedWeights& packed, const char* name, const ConstTensorView& w) {
+  if (w.dtype != packed.dtype() || w.num_dims != 2 || w.dim(0) != packed.n() ||
+      w.dim(1) != packed.k()) {
+    return base::invalid("{} is {}, the packed weights hold {} [{}, {}]", name, describe(w),
+                         name_of(packed.dtype()), packed.n(), packed.k());
+  }
+  if (w.data == nullptr) return base::invalid("{} {} has no data", name, describe(w));
+  return {};
+}
+
+Status check_group(const PackedWeights& packed, int64_t group, PackedWeights::Kind kind) {
+  if (group < 0 || group >= packed.num_groups()) {
+    return base::invalid("group {} is outside [0, {})", group, packed.num_groups());
+  }
+  if (packed.kind() != kind) {
+    return base::invalid("packed weights are {}, the call is for {}",
+                         kind == PackedWeights::Kind::kPlain ? "gate_up" : "plain",
+                         kind == PackedWeights::Kind::kPlain ? "plain" : "gate_up");
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace gemm
+
+Result<PackedWeights> PackedWeights::create(Kind kind, DType dtype, int64_t num_groups, int64_t n,
+                                            int64_t k) {
+  ARGOSY_ASSIGN_OR_RETURN(const gemm::PackedShape shape,
+                          gemm::packed_shape(kind, dtype, num_groups, n, k));
+  PackedWeights weights;
+  ARGOSY_ASSIGN_OR_RETURN(weights.data_, AlignedBuffer::allocate(shape.total_bytes));
+  if (shape.total_bytes > 0) {
+    std::memset(weights.data_.data(), 0, static_cast<size_t>(shape.total_bytes));
+  }
+  weights.kind_ = kind;
+  weights.dtype_ = dtype;
+  weights.num_groups_ = num_groups;
+  weights.n_ = n;
+  weights.k_ = k;
+  weights.num_panels_ = shape.num_panels;
+  weights.padded_k_ = shape.padded_k;
+  weights.panel_bytes_ = shape.panel_bytes;
+  return weights;
+}
+
+Status PackedWeights::set_group(int64_t group, const ConstTensorView& w) {
+  ARGOSY_RETURN_IF_ERROR(gemm::check_group(*this, group, Kind::kPlain));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_matrix(*this, "w", w));
+  std::byte* base = data_.data() + gemm::panel_offset(group, 0, num_panels_, panel_bytes_);
+  gemm::pack_matrix(w, base, panel_bytes_, gemm::plain_column);
+  return {};
+}
+
+Status PackedWeights::set_group(int64_t group, const ConstTensorView& gate,
+                                const ConstTensorView& up) {
+  ARGOSY_RETURN_IF_ERROR(gemm::check_group(*this, group, Kind::kGateUp));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_matrix(*this, "gate", gate));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_matrix(*this, "up", up));
+  std::byte* base = data_.data() + gemm::panel_offset(group, 0, num_panels_, panel_bytes_);
+  gemm::pack_matrix(gate, base, panel_bytes_, gemm::gate_column);
+  gemm::pack_matrix(up, base, panel_bytes_, gemm::up_column);
+  return {};
+}
+
+}  // namespace argosy
