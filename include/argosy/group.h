@@ -19,6 +19,7 @@ namespace argosy {
 
 namespace transport {
 class Endpoint;
+struct GroupAccess;
 }  // namespace transport
 
 // Where ranks that are threads of one process meet. Make one, hand it to every rank.
@@ -59,7 +60,9 @@ class Group {
   // library version over all ranks, and resolves dot_order kAuto: kAmx if every rank has AMX, else
   // kVdpbf16. `level` and threads_per_rank are each rank's own.
   // Errors, on every rank: kDisagree names the field and both values with their ranks; kTimeout names the
-  // ranks that never came; kInvalidArgument for a rank outside [0, num_ranks) or taken twice.
+  // ranks that never came; kInvalidArgument for a rank outside [0, num_ranks) or taken twice. Any other
+  // failure of one rank (level, threads) comes out on the others with its code and its rank. A world serves
+  // one group, also when joining failed.
   static Result<std::unique_ptr<Group>> join(const GroupOptions& options);
   // Leaves without communicating.
   ~Group();
@@ -74,8 +77,10 @@ class Group {
   // Equal on all ranks, different between groups: plans carry it.
   uint64_t id() const;
 
-  // Collective: yes; same fields in the same order everywhere. Blocks: at most step_deadline. Compares a
-  // hash of the settings; errors: kDisagree naming the first differing field, both values and ranks.
+  // Collective: yes; same fields in the same order everywhere, 64 KiB of text at most. Blocks: at most
+  // step_deadline. Compares a hash of the settings; errors, on every rank: kDisagree naming the first
+  // differing field, the values and their ranks; kInvalidArgument naming the rank with too much text.
+  // After either the group is still usable, although kDisagree has group radius: whoever compared decides.
   Status agree(const std::vector<Setting>& settings);
 
   // Collective: yes. Blocks: at most step_deadline.
@@ -89,6 +94,7 @@ class Group {
   transport::Endpoint& endpoint();
 
  private:
+  friend struct transport::GroupAccess;
   struct State;
   explicit Group(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;

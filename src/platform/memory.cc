@@ -1,0 +1,35 @@
+// mmap behind memory.h. Test: tests/platform/memory_test.cc.
+#include "platform/memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace argosy::platform {
+namespace {
+
+// munmap must be given what mmap was: a mapping of 0 bytes is refused by the system.
+size_t mapped_bytes(int64_t bytes) { return static_cast<size_t>(std::max<int64_t>(bytes, 1)); }
+
+}  // namespace
+
+Result<MappedMemory> MappedMemory::map(int64_t bytes) {
+  if (bytes < 0) return base::invalid("cannot map {} bytes", bytes);
+  void* address = mmap(nullptr, mapped_bytes(bytes), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (address == MAP_FAILED) {
+    return base::error(StatusCode::kOutOfMemory, "cannot map {} bytes", bytes);
+  }
+  MappedMemory memory;
+  memory.data_ = static_cast<std::byte*>(address);
+  memory.size_bytes_ = bytes;
+  return memory;
+}
+
+MappedMemory::~MappedMemory() {
+  if (data_ != nullptr) munmap(data_, mapped_bytes(size_bytes_));
+}
+
+}  // namespace argosy::platform

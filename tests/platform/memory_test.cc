@@ -1,0 +1,61 @@
+// Mapped memory: zero, aligned, moved without leak, refused by value when it cannot be had.
+#include "platform/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <utility>
+
+#include "support/rank_threads.h"
+
+namespace argosy::platform {
+namespace {
+
+TEST(MappedMemory, IsZeroAlignedAndWritable) {
+  for (const int64_t bytes :
+       {int64_t{0}, int64_t{1}, int64_t{64}, int64_t{4097}, int64_t{1} << 20}) {
+    Result<MappedMemory> memory = MappedMemory::map(bytes);
+    ASSERT_TRUE(memory.has_value()) << memory.error().to_string();
+    EXPECT_EQ(memory->size_bytes(), bytes);
+    ASSERT_NE(memory->data(), nullptr);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory->data()) % 4096, 0u);
+    for (int64_t i = 0; i < bytes; ++i) ASSERT_EQ(memory->data()[i], std::byte{0});
+    for (int64_t i = 0; i < bytes; ++i) memory->data()[i] = std::byte{1};
+  }
+}
+
+TEST(MappedMemory, ReservesMoreThanTheMachineHas) {
+  if (testing::kUnderSanitizer) GTEST_SKIP() << "address space is cut";
+  const Result<MappedMemory> memory = MappedMemory::map(int64_t{1} << 42);
+  ASSERT_TRUE(memory.has_value()) << memory.error().to_string();
+  memory->data()[int64_t{1} << 41] = std::byte{1};
+  EXPECT_EQ(memory->data()[(int64_t{1} << 42) - 1], std::byte{0});
+}
+
+TEST(MappedMemory, RefusesByValue) {
+  const Result<MappedMemory> negative = MappedMemory::map(-7);
+  ASSERT_FALSE(negative.has_value());
+  EXPECT_EQ(negative.error().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(negative.error().message().find("-7"), std::string::npos);
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  const Result<MappedMemory> huge = MappedMemory::map(most);
+  ASSERT_FALSE(huge.has_value());
+  EXPECT_EQ(huge.error().code(), StatusCode::kOutOfMemory);
+  EXPECT_NE(huge.error().message().find(std::to_string(most)), std::string::npos);
+}
+
+TEST(MappedMemory, MovesWithoutLeak) {
+  // 1,000 mappings of 1 TiB fit no address space: each must be gone before the next few.
+  const int64_t bytes = testing::kUnderSanitizer ? int64_t{1} << 36 : int64_t{1} << 40;
+  MappedMemory kept;
+  for (int i = 0; i < 1000; ++i) {
+    Result<MappedMemory> memory = MappedMemory::map(bytes);
+    ASSERT_TRUE(memory.has_value()) << i << ": " << memory.error().to_string();
+    MappedMemory moved = std::move(memory).value();
+    kept = std::move(moved);
+  }
+  EXPECT_EQ(kept.size_bytes(), bytes);
+}
+
+}  // namespace
+}  // namespace argosy::platform

@@ -1,0 +1,17 @@
+// Counts the heap allocations of a test binary: link alloc_counter.cc into it.
+//
+// Every thread counts, and every way into the heap (operator new, malloc, aligned_alloc, ...).
+// Under a sanitizer, which owns the heap, nothing is counted: ask is_counting_allocations() first.
+// Test: tests/platform/alloc_counter_test.cc.
+#pragma once
+
+#include <cstdint>
+
+namespace argosy::testing {
+
+bool is_counting_allocations();
+
+// Allocations since the program started.
+int64_t num_allocations();
+
+}  // namespace argosy::testing

@@ -1,0 +1,75 @@
+// The back ends that the endpoint and collectives tests run against. A new back end adds one row.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "support/rank_threads.h"
+#include "transport/endpoint.h"
+#include "transport/inproc/endpoint.h"
+
+namespace argosy::transport {
+
+using platform::Deadline;
+using std::chrono::milliseconds;
+
+// Long enough for a loaded machine; a test that waits for it fails.
+inline Deadline ample() { return Deadline::after(milliseconds(60'000)); }
+
+struct Backend {
+  std::string name;
+  // Attaches num_ranks ranks, runs body(endpoint) for each on its own thread, detaches.
+  std::function<void(int num_ranks, const std::function<void(Endpoint&)>& body)> run;
+};
+
+inline void run_inproc(int num_ranks, const std::function<void(Endpoint&)>& body) {
+  const std::shared_ptr<InprocWorld> world = InprocWorld::create(num_ranks).value();
+  testing::run_ranks(num_ranks, [&](int rank) {
+    Result<std::unique_ptr<Endpoint>> endpoint = inproc::attach(world, rank, num_ranks, ample());
+    ASSERT_TRUE(endpoint.has_value()) << endpoint.error().to_string();
+    body(**endpoint);
+  });
+}
+
+inline std::vector<Backend> all_backends() { return {{"inproc", run_inproc}}; }
+
+struct BackendAndRanks {
+  Backend backend;
+  int num_ranks;
+};
+
+inline std::vector<BackendAndRanks> all_backends_and_ranks() {
+  std::vector<BackendAndRanks> all;
+  for (const Backend& backend : all_backends()) {
+    for (const int num_ranks : {1, 2, 3, 4, 7, 8, 16}) all.push_back({backend, num_ranks});
+  }
+  return all;
+}
+
+inline std::string name_of_param(const ::testing::TestParamInfo<BackendAndRanks>& info) {
+  return info.param.backend.name + "_" + std::to_string(info.param.num_ranks);
+}
+
+class BackendTest : public ::testing::TestWithParam<BackendAndRanks> {
+ protected:
+  int num_ranks() const { return GetParam().num_ranks; }
+  void run(const std::function<void(Endpoint&)>& body) const {
+    GetParam().backend.run(num_ranks(), body);
+  }
+};
+
+inline std::vector<WaitItem> items_for_all(int num_ranks, int64_t stride, uint64_t value) {
+  std::vector<WaitItem> items;
+  for (int peer = 0; peer < num_ranks; ++peer) items.push_back({peer, peer * stride, value});
+  return items;
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace argosy::transport
