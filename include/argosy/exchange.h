@@ -81,8 +81,10 @@ class Exchange {
 
   // Sends this rank's counts and status to everybody. A routing that breaks contract 1.8 (expert
   // out of range, twice in a row) or a `local` that is not ok is sent as an error that every rank
-  // gets from wait_counts; no row moves then. Collective: yes. Blocks: no. in   routing  top_k and
-  // num_experts as created; not read when `local` is an error
+  // gets from wait_counts; no row moves then.
+  //
+  // Collective: yes. Blocks: no.
+  // in   routing  top_k and num_experts as created; not read when `local` is an error
   Status issue_counts(const Status& local, const Routing& routing);
   // Blocks: at most step_deadline. Errors: the first failing rank's status, the same text on every
   // rank (the group stays usable); kTimeout, kPeerLost, kAborted.
@@ -91,9 +93,11 @@ class Exchange {
   // make_plan with this exchange's options.
   Status plan(const Routing& routing, const CountsMatrix& counts, DispatchPlan* plan) const;
 
-  // Pushes this rank's rows of one round. Rounds rise from 0. Blocks: at most step_deadline, for
-  // the peers' buffers when round > 0. in   hidden  [T, H] of the exchange's dtype, unit stride in
-  // H; may be reused on return Errors: kStalePlan; kInvalidArgument (shape, dtype, order of calls).
+  // Pushes this rank's rows of one round. Rounds rise from 0.
+  //
+  // Blocks: at most step_deadline, for the peers' buffers when round > 0.
+  // in   hidden  [T, H] of the exchange's dtype, unit stride in H; may be reused on return
+  // Errors: kStalePlan; kInvalidArgument (shape, dtype, order of calls).
   Status issue_dispatch(const DispatchPlan& plan, int64_t round, const ConstTensorView& hidden);
   // Blocks until every row of this round for this rank is here. *rows is reused without allocating.
   Status wait_dispatch(const DispatchPlan& plan, int64_t round, ReceivedRows* rows);
@@ -104,9 +108,10 @@ class Exchange {
   // Says that the results of this round are written. Blocks: no.
   Status issue_combine(const DispatchPlan& plan, int64_t round);
   // Fetches this rank's results of the round; in the last round writes the weighted sums
-  // (contract 3.5): fp32, fma over k ascending, one final rounding. -1 entries add nothing. out
-  // output  [T, H] of the exchange's dtype, unit stride in H; must not overlap any input Blocks: at
-  // most step_deadline. Allocates: only in calls of several rounds, when T grows.
+  // (contract 3.5): fp32, fma over k ascending, one final rounding. -1 entries add nothing.
+  //
+  // out  output  [T, H] of the exchange's dtype, unit stride in H; must not overlap any input
+  // Blocks: at most step_deadline. Allocates: only in calls of several rounds, when T grows.
   Status wait_combine(const DispatchPlan& plan, int64_t round, const CombineInput& input,
                       const TensorView& output);
 

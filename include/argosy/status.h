@@ -98,6 +98,9 @@ class [[nodiscard]] Result {
 #define ARGOSY_CONCAT_INNER(a, b) a##b
 #define ARGOSY_CONCAT(a, b) ARGOSY_CONCAT_INNER(a, b)
 
+// The macros below take names and a declaration that cannot stand in parentheses.
+// NOLINTBEGIN(bugprone-macro-parentheses)
+
 // Returns the Status of `expression` from the enclosing function when it is not ok. The name is
 // unique, so that an expression may hold a lambda that uses the macro too.
 #define ARGOSY_RETURN_IF_ERROR(expression) \
@@ -109,12 +112,12 @@ class [[nodiscard]] Result {
     }                                                           \
   } while (false)
 
-// `declaration = value`, or returns the Result's error from the enclosing function. `declaration`
-// and the result's name cannot stand in parentheses. NOLINTBEGIN(bugprone-macro-parentheses)
+// `declaration = value`, or returns the Result's error from the enclosing function.
 #define ARGOSY_ASSIGN_OR_RETURN(declaration, expression) \
   ARGOSY_ASSIGN_OR_RETURN_INNER(ARGOSY_CONCAT(argosy_result_, __LINE__), declaration, expression)
 #define ARGOSY_ASSIGN_OR_RETURN_INNER(result, declaration, expression) \
   auto result = (expression);                                          \
   if (!result.has_value()) return result.error();                      \
   declaration = std::move(result).value()
+
 // NOLINTEND(bugprone-macro-parentheses)

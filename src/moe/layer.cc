@@ -82,7 +82,8 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
                                                    MoeWeights weights, const MoeOptions& options) {
   const Placement placement{router.num_experts, group.num_ranks(), 0};
   const int64_t num_local = router.num_experts < 1 ? 0 : placement.num_local(group.rank());
-  const Result<LayerShape> checked = check_weights(router, weights, options.hidden_dtype, num_local);
+  const Result<LayerShape> checked =
+      check_weights(router, weights, options.hidden_dtype, num_local);
   // Also a rank that cannot go on takes part, so that the others learn it at once and by name.
   const Status agreed = group.agree(
       checked.has_value() ? layer_settings(router, weights, *checked, options.hidden_dtype)

@@ -1,3 +1,5 @@
+// What a layer can refuse before any rank is asked: shapes and dtypes of weights against the router
+// spec, and the settings that all ranks must share. Test: tests/moe/.
 #include "moe/layer_checks.h"
 
 #include <fmt/format.h>

@@ -1,0 +1,53 @@
+// The parts of CPU detection, separate so that tests can give their own input: a cap instead of the
+// environment, a folder instead of /sys. Test: tests/platform/cpu_test.cc.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "argosy/cpu.h"
+
+namespace argosy::platform {
+
+// What CPUID, XCR0 and the kernel's permission offer, before any self-test.
+struct CpuFeatures {
+  bool avx2_fma = false;
+  bool avx512 = false;       // F, BW, DQ, VL
+  bool avx512_bf16 = false;  // VDPBF16PS
+  bool amx_bf16 = false;     // tiles, TDPBF16PS, and the permission to use them
+};
+CpuFeatures cpu_features();
+
+// Everything in CpuInfo, for a given value of ARGOSY_MAX_LEVEL. kInvalidArgument when it names no
+// level.
+Result<CpuInfo> detect_cpu(const std::optional<std::string>& cap);
+
+// Levels out of what the CPU offers. `self_test` is called at most once per level; the first level
+// that fails it ends the list, because higher levels use the instructions of lower ones.
+struct UsableLevels {
+  std::vector<Level> levels;
+  std::vector<Level> failed;
+};
+UsableLevels usable_levels(const CpuFeatures& features, Level cap, bool (*self_test)(Level));
+
+// True when the level's instructions give the bits of a scalar emulation. Precondition: the CPU has
+// them.
+bool passes_self_test(Level level);
+
+// CPUs in this process's affinity mask; 1 when the system does not say.
+int num_affinity_cpus();
+
+// CPU time the control groups allow, in CPUs (1.5 = one and a half), the least over the group and
+// its parents; nullopt without a limit. `cgroup_file`: text of /proc/self/cgroup; `root`: where the
+// control groups are mounted.
+std::optional<double> cgroup_cpu_limit(std::string_view cgroup_file, const std::string& root);
+
+// Caches of one CPU from its /sys folder; empty when there is none.
+std::vector<CacheInfo> caches_from_sys(const std::string& dir);
+
+// Caches by CPUID leaf 4 (or AMD's 0x8000001D); empty when the CPU does not say.
+std::vector<CacheInfo> caches_from_cpuid();
+
+}  // namespace argosy::platform
