@@ -1,0 +1,125 @@
+// What info and route say, and where output goes: stdout or files, whole or not at all.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "cli/cli_process.h"
+
+namespace argosy::testing {
+namespace {
+
+using Words = std::vector<std::string>;
+using nlohmann::json;
+
+Words seed_route(const Words& more) {
+  const std::string seed = testdata("seed_example/seed_example.safetensors");
+  Words words = {"route",
+                 "--input",
+                 seed + ":tokens",
+                 "--gate",
+                 seed + ":gate.weight",
+                 "--gate-bias",
+                 seed + ":gate.bias",
+                 "--preset",
+                 "mixtral",
+                 "--experts",
+                 "8",
+                 "--top-k",
+                 "2",
+                 "--ranks",
+                 "4"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+TEST(Route, GivesThePublishedLoadsOfTheSeedExample) {
+  const CliResult result = run_cli(seed_route({"--json", "-"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json report = result.json();
+  ASSERT_FALSE(report.is_discarded()) << result.out;
+  EXPECT_EQ(report["rows_per_expert"], json({1087, 1021, 1061, 1078, 948, 1020, 978, 999}));
+  EXPECT_EQ(report["rows_per_rank"], json({2108, 2139, 1968, 1977}));
+  EXPECT_EQ(report["tokens"], 4096);
+  EXPECT_DOUBLE_EQ(report["balancedness"].get<double>(), 2048.0 / 2139.0);
+  EXPECT_DOUBLE_EQ(report["expert_balancedness"].get<double>(), 1024.0 / 1087.0);
+}
+
+TEST(Route, TableShowsEveryExpertAndRank) {
+  const CliResult result = run_cli(seed_route({}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  for (const char* const line :
+       {"expert 0  1087  ####", "expert 7   999  ####",
+        "rank 1  2139  ########################################\n", "rank 3  1977  ####"}) {
+    EXPECT_NE(result.out.find(line), std::string::npos) << line << "\n" << result.out;
+  }
+  EXPECT_EQ(result.err, "");
+}
+
+TEST(Route, MoreRanksThanExpertsLeaveRanksEmpty) {
+  Words words = seed_route({"--json", "-"});
+  words[14] = "16";
+  const CliResult result = run_cli(words);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json rows = result.json()["rows_per_rank"];
+  ASSERT_EQ(rows.size(), 16u);
+  int64_t sum = 0;
+  for (const json& value : rows) sum += value.get<int64_t>();
+  EXPECT_EQ(sum, 8192);
+}
+
+TEST(Info, NamesLevelsCoresAndTransports) {
+  const CliResult result = run_cli({"info", "--json", "-"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json info = result.json();
+  ASSERT_FALSE(info.is_discarded()) << result.out;
+  EXPECT_GE(info["cores"].get<int>(), 1);
+  EXPECT_EQ(info["transports"], json({"inproc"}));
+  const json& built = info["levels"]["built"];
+  EXPECT_NE(std::find(built.begin(), built.end(), json("generic")), built.end());
+  EXPECT_TRUE(info["levels"]["failed_self_test"].empty());
+  const json& detected = info["levels"]["detected"];
+  const bool has_amx = std::find(detected.begin(), detected.end(), json("amx")) != detected.end();
+  EXPECT_EQ(info["dot_order"], has_amx ? "amx" : "vdpbf16");
+  for (const char* const key : {"version", "cpu", "caches", "level"})
+    EXPECT_TRUE(info.contains(key));
+}
+
+TEST(Info, ACappedMachineTakesTheOtherDotOrder) {
+  const CliResult result = run_cli({"info", "--json", "-"}, {"ARGOSY_MAX_LEVEL=generic"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json info = result.json();
+  EXPECT_EQ(info["dot_order"], "vdpbf16");
+  EXPECT_EQ(info["level"], "generic");
+  EXPECT_EQ(info["levels"]["detected"], json({"reference", "generic"}));
+  EXPECT_EQ(info["levels"]["cap"], "generic");
+}
+
+TEST(Output, JsonGoesToAFileBesideTheTable) {
+  const std::string dir = fresh_dir("json");
+  const CliResult result = run_cli({"info", "--json", dir + "/info.json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("dot_order auto"), std::string::npos) << result.out;
+  const json info = json::parse(read_text(dir + "/info.json"), nullptr, false);
+  EXPECT_TRUE(info.contains("levels"));
+  EXPECT_FALSE(exists(dir + "/info.json.partial"));
+}
+
+TEST(Output, AFullDiskIsAnError) {
+  if (!exists("/dev/full")) GTEST_SKIP() << "no /dev/full";
+  const std::string command = std::string(ARGOSY_CLI) + " info >/dev/full 2>/dev/null";
+  const int status = std::system(command.c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+}
+
+TEST(Output, NothingButTheResultIsPrintedWithoutATerminal) {
+  // No progress bar, no carriage return, no colour, even when the work is long.
+  const CliResult result =
+      run_cli(run_arguments("mixtral_tiny", 0, "f32", {"--check", "all", "--repeat", "60"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  EXPECT_EQ(result.out.find('\r'), std::string::npos);
+  EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace argosy::testing

@@ -1,0 +1,85 @@
+// See console.h. Test: tests/cli/output_test.cc.
+#include "tools/console.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+namespace argosy::tools {
+
+namespace fs = std::filesystem;
+
+ExitCode exit_code_of(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::kOk:
+      return kExitOk;
+    case StatusCode::kTimeout:
+    case StatusCode::kPeerLost:
+    case StatusCode::kAborted:
+      return kExitRankLost;
+    default:
+      return kExitBadInput;
+  }
+}
+
+void print_error(std::string_view message) {
+  const std::string line = fmt::format("argosy: {}\n", message);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+ExitCode fail(const Status& status) {
+  print_error(status.message());
+  return exit_code_of(status);
+}
+
+Status write_stdout(std::string_view text) {
+  const bool whole = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (!whole || std::fflush(stdout) != 0) {
+    return Status(StatusCode::kIo,
+                  fmt::format("cannot write {} bytes to standard output", text.size()));
+  }
+  return Status();
+}
+
+Status check_target(std::string_view option, const std::string& path) {
+  std::error_code error;
+  const fs::path target(path);
+  if (target.filename().empty()) {
+    return Status(StatusCode::kInvalidArgument, fmt::format("{} '{}' names no file", option, path));
+  }
+  const fs::file_status seen = fs::status(target, error);
+  if (fs::exists(seen) && !fs::is_regular_file(seen)) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("{} '{}' exists and is no regular file", option, path));
+  }
+  const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
+  if (!fs::is_directory(folder, error)) {
+    return Status(StatusCode::kInvalidArgument, fmt::format("{} '{}': folder '{}' does not exist",
+                                                            option, path, folder.string()));
+  }
+  return Status();
+}
+
+Status write_json(const std::string& path, const nlohmann::ordered_json& json) {
+  const std::string text =
+      json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  if (path == "-") return write_stdout(text);
+  const std::string beside = path + ".partial";
+  std::ofstream file(beside, std::ios::binary | std::ios::trunc);
+  file.write(text.data(), static_cast<std::streamsize>(text.size()));
+  file.close();
+  std::error_code error;
+  if (file.good()) {
+    fs::rename(beside, path, error);
+    if (!error) return Status();
+  }
+  std::error_code ignored;
+  fs::remove(beside, ignored);
+  return Status(StatusCode::kIo, fmt::format("cannot write {} bytes to '{}'{}{}", text.size(), path,
+                                             error ? ": " : "", error ? error.message() : ""));
+}
+
+}  // namespace argosy::tools

@@ -1,0 +1,40 @@
+// argosy: info, run and route by one command line.
+//
+// Exit codes: 0 done and all checks held; 1 a check failed; 2 bad usage or input; 3 a rank was lost
+// or a deadline passed. Test: tests/cli/.
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "tools/commands.h"
+#include "tools/console.h"
+
+namespace {
+
+constexpr const char* kFooter =
+    "Exit codes: 0 done, all checks held; 1 a check failed; 2 bad usage or input; 3 a rank was "
+    "lost "
+    "or a deadline passed.\n"
+    "`argosy COMMAND --help` shows options and examples.";
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace argosy::tools;  // NOLINT(google-build-using-namespace)
+  CLI::App app{"Mixture-of-Experts layers over many ranks: route, dispatch, experts, combine.",
+               "argosy"};
+  app.set_version_flag("--version", std::string("argosy " ARGOSY_VERSION));
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  int exit_code = kExitOk;
+  add_info_command(app, &exit_code);
+  add_run_command(app, &exit_code);
+  add_route_command(app, &exit_code);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    print_error(std::string(error.what()) + " (see --help)");
+    return kExitBadInput;
+  }
+  return exit_code;
+}

@@ -1,0 +1,107 @@
+// See option_checks.h. Test: tests/cli/usage_test.cc.
+#include "tools/option_checks.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+#include "argosy/cpu.h"
+#include "argosy/router.h"
+
+namespace argosy::tools {
+namespace {
+
+template <typename Number>
+std::optional<Number> parse_all(std::string_view word) {
+  Number value{};
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+  if (error != std::errc() || end != word.data() + word.size()) return std::nullopt;
+  return value;
+}
+
+template <typename T>
+std::string message_of(const Result<T>& result) {
+  return result.has_value() ? std::string() : result.error().message();
+}
+
+}  // namespace
+
+std::optional<int64_t> parse_whole_number(std::string_view word) {
+  return parse_all<int64_t>(word);
+}
+
+std::optional<double> parse_number(std::string_view word) {
+  const std::optional<double> value = parse_all<double>(word);
+  return value.has_value() && std::isfinite(*value) ? value : std::nullopt;
+}
+
+CLI::Validator whole_number(int64_t lowest, int64_t highest) {
+  return CLI::Validator(
+      [lowest, highest](std::string& word) {
+        const std::optional<int64_t> value = parse_whole_number(word);
+        if (value.has_value() && *value >= lowest && *value <= highest) return std::string();
+        if (highest == std::numeric_limits<int64_t>::max()) {
+          return fmt::format("'{}' is not a whole number of at least {}", word, lowest);
+        }
+        return fmt::format("'{}' is not a whole number from {} to {}", word, lowest, highest);
+      },
+      "");
+}
+
+CLI::Validator number(double lowest, double highest) {
+  return CLI::Validator(
+      [lowest, highest](std::string& word) {
+        const std::optional<double> value = parse_number(word);
+        if (value.has_value() && *value >= lowest && *value <= highest) return std::string();
+        return fmt::format("'{}' is not a number from {} to {}", word, lowest, highest);
+      },
+      "");
+}
+
+CLI::Validator level_name() {
+  return CLI::Validator([](std::string& word) { return message_of(parse_level(word)); }, "");
+}
+
+CLI::Validator dot_order_name() {
+  return CLI::Validator([](std::string& word) { return message_of(parse_dot_order(word)); }, "");
+}
+
+CLI::Validator preset_name() {
+  return CLI::Validator(
+      [](std::string& word) {
+        const std::vector<std::string>& names = router_preset_names();
+        if (std::find(names.begin(), names.end(), word) != names.end()) return std::string();
+        return fmt::format("'{}' is no preset; there are {}", word, fmt::join(names, ", "));
+      },
+      "");
+}
+
+CLI::Validator file_and(std::string_view part) {
+  return CLI::Validator(
+      [part = std::string(part)](std::string& word) {
+        const size_t colon = word.rfind(':');
+        if (colon != std::string::npos && colon > 0 && colon + 1 < word.size()) {
+          return std::string();
+        }
+        return fmt::format("'{}' is not FILE:{}", word, part);
+      },
+      "");
+}
+
+CLI::Validator check_count() {
+  return CLI::Validator(
+      [](std::string& word) {
+        const std::optional<int64_t> value = parse_whole_number(word);
+        if (word == "all" || word == "none" || (value.has_value() && *value >= 0)) {
+          return std::string();
+        }
+        return fmt::format("'{}' is not a number of tokens, all or none", word);
+      },
+      "");
+}
+
+}  // namespace argosy::tools

@@ -1,0 +1,331 @@
+// argosy run: one MoE layer of a checkpoint over R ranks, checked and measured. Test:
+// tests/cli/run_test.cc.
+//
+// Order: usage, inputs (captures too), ranks, checks, files, table. Nothing is written before all
+// work is done, so that exit codes 2 and 3 leave no files.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "argosy/checkpoint.h"
+#include "argosy/moe.h"
+#include "argosy/reference.h"
+#include "tools/check.h"
+#include "tools/commands.h"
+#include "tools/compare.h"
+#include "tools/console.h"
+#include "tools/option_checks.h"
+#include "tools/progress.h"
+#include "tools/run_ranks.h"
+#include "tools/run_report.h"
+#include "tools/table.h"
+#include "tools/tensor_values.h"
+
+namespace argosy::tools {
+namespace {
+
+constexpr double kToleranceF32 = 1e-5;
+constexpr double kToleranceBf16 = 2e-2;
+constexpr double kWeightsToleranceF32 = 2e-6;
+
+struct RunOptions {
+  std::string model;
+  int64_t layer = 0;
+  std::string input;
+  int num_ranks = 1;
+  int threads_per_rank = 1;
+  std::string dot_order = "auto";
+  std::string level;
+  std::string compare;
+  std::string check = "64";
+  std::optional<double> tolerance;
+  std::string output;
+  std::string json;
+  int64_t repeat = 1;
+  std::optional<double> timeout_seconds;
+  std::optional<int64_t> receive_budget;
+};
+
+Status check_targets(const RunOptions& options) {
+  if (!options.output.empty()) ARGOSY_RETURN_IF_ERROR(check_target("--output", options.output));
+  if (!options.json.empty() && options.json != "-") {
+    ARGOSY_RETURN_IF_ERROR(check_target("--json", options.json));
+  }
+  return Status();
+}
+
+Result<RunRanksOptions> ranks_options(const RunOptions& options) {
+  RunRanksOptions ranks;
+  ranks.model_dir = options.model;
+  ranks.layer = options.layer;
+  ranks.num_ranks = options.num_ranks;
+  ranks.threads_per_rank = options.threads_per_rank;
+  ARGOSY_ASSIGN_OR_RETURN(ranks.dot_order, parse_dot_order(options.dot_order));
+  if (!options.level.empty()) {
+    ARGOSY_ASSIGN_OR_RETURN(ranks.level, parse_level(options.level));
+    ARGOSY_RETURN_IF_ERROR(resolve_level(ranks.level).error());
+  }
+  if (options.timeout_seconds.has_value()) {
+    ranks.deadline = std::chrono::milliseconds(std::llround(*options.timeout_seconds * 1e3));
+  }
+  ranks.receive_budget_bytes = options.receive_budget;
+  ranks.repeat = options.repeat;
+  return ranks;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+double median_of(const std::vector<StageTimes>& repeats, double StageTimes::*stage) {
+  std::vector<double> values;
+  for (const StageTimes& times : repeats) values.push_back(times.*stage);
+  return median(std::move(values));
+}
+
+std::vector<Stage> stages_of(const std::vector<StageTimes>& repeats) {
+  constexpr std::array<std::pair<const char*, double StageTimes::*>, 6> kStages = {{
+      {"route", &StageTimes::route},
+      {"counts", &StageTimes::counts},
+      {"dispatch", &StageTimes::dispatch},
+      {"experts", &StageTimes::experts},
+      {"shared", &StageTimes::shared},
+      {"combine", &StageTimes::combine},
+  }};
+  std::vector<Stage> stages;
+  for (const auto& [name, stage] : kStages) stages.push_back({name, median_of(repeats, stage)});
+  return stages;
+}
+
+struct Inputs {
+  ModelConfig config;
+  Tensor hidden;
+  std::optional<Captures> captures;
+  Tensor selection_bias;  // read only when there are captures
+};
+
+Result<Inputs> read_inputs(const RunOptions& options) {
+  ARGOSY_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model));
+  Inputs inputs;
+  inputs.config = checkpoint.config();
+  ARGOSY_ASSIGN_OR_RETURN(SharedTensors shared, checkpoint.read_shared(options.layer));
+  inputs.selection_bias = std::move(shared.selection_bias);
+  ARGOSY_ASSIGN_OR_RETURN(inputs.hidden, read_tensor_argument(options.input));
+  const ConstTensorView hidden = std::as_const(inputs.hidden).view();
+  ARGOSY_RETURN_IF_ERROR(expect_float_tensor("--input", hidden, {-1, inputs.config.hidden}));
+  if (!options.compare.empty()) {
+    ARGOSY_ASSIGN_OR_RETURN(inputs.captures,
+                            read_captures(options.compare, inputs.config, hidden.dim(0)));
+  }
+  return inputs;
+}
+
+RunReport report_of(const RunOptions& options, const Inputs& inputs, const RanksResult& result) {
+  const ConstTensorView hidden = inputs.hidden.view();
+  const bool is_f32 = hidden.dtype == DType::kF32;
+  RunReport report;
+  report.model = options.model;
+  report.family = inputs.config.family;
+  report.layer = options.layer;
+  report.dtype = is_f32 ? "fp32" : "bf16";
+  report.tokens = hidden.dim(0);
+  report.hidden = hidden.dim(1);
+  report.experts = inputs.config.router.num_experts;
+  report.top_k = inputs.config.router.top_k;
+  report.ranks = options.num_ranks;
+  report.threads_per_rank = options.threads_per_rank;
+  report.repeat = options.repeat;
+  report.digest = digest_of(result.output.bytes());
+  report.dot_order = name_of(result.dot_order);
+  report.level = name_of(result.level);
+  report.transport = result.transport;
+  report.rows_per_expert = result.reports[0].rows_per_expert;
+  report.rows_per_rank = result.reports[0].rows_per_rank;
+  report.rounds = result.reports[0].num_rounds;
+  for (size_t rank = 0; rank < result.reports.size(); ++rank) {
+    const MoeReport& moe = result.reports[rank];
+    report.bytes.push_back({moe.dispatch_bytes, moe.combine_bytes, moe.saved_by_dedup_bytes,
+                            result.weight_bytes_read[rank]});
+  }
+  report.stages = stages_of(result.slowest_rank_seconds);
+  report.total_seconds = median_of(result.slowest_rank_seconds, &StageTimes::total);
+  report.tolerance = options.tolerance.value_or(is_f32 ? kToleranceF32 : kToleranceBf16);
+  report.weights_tolerance =
+      is_f32 ? kWeightsToleranceF32 : std::numeric_limits<double>::infinity();
+  return report;
+}
+
+// Adds the results of --check and --compare.
+Status judge(const RunOptions& options, const Inputs& inputs, const RanksResult& result,
+             Progress& progress, RunReport* report) {
+  const ConstTensorView output = result.output.view();
+  const ConstTensorView topk_idx = result.topk_idx.view();
+  if (options.check != "none") {
+    ARGOSY_ASSIGN_OR_RETURN(const ReferenceLayer reference,
+                            ReferenceLayer::open(options.model, options.layer));
+    report->check = check_tokens(reference, tokens_to_check(options.check, output.dim(0)),
+                                 inputs.hidden.view(), topk_idx, output, progress);
+  }
+  if (inputs.captures.has_value()) {
+    report->compare = compare(*inputs.captures, inputs.config.router, inputs.selection_bias, output,
+                              topk_idx, result.topk_weights.view());
+  }
+  return Status();
+}
+
+// All files or none.
+Status write_files(const RunOptions& options, const RanksResult& result, const RunReport& report) {
+  if (!options.output.empty()) {
+    const std::array<NamedTensor, 3> tensors = {{{"output", result.output.view()},
+                                                 {"topk_idx", result.topk_idx.view()},
+                                                 {"topk_weights", result.topk_weights.view()}}};
+    ARGOSY_RETURN_IF_ERROR(write_safetensors(options.output, tensors));
+  }
+  Status status;
+  if (!options.json.empty()) status = write_json(options.json, to_json(report));
+  if (!status.ok() && !options.output.empty()) {
+    std::error_code ignored;
+    std::filesystem::remove(options.output, ignored);
+  }
+  return status;
+}
+
+Result<RunReport> run_and_write(const RunOptions& options, Progress& progress) {
+  ARGOSY_RETURN_IF_ERROR(check_targets(options));
+  ARGOSY_ASSIGN_OR_RETURN(const RunRanksOptions ranks, ranks_options(options));
+  ARGOSY_ASSIGN_OR_RETURN(const Inputs inputs, read_inputs(options));
+  ARGOSY_ASSIGN_OR_RETURN(const RanksResult result,
+                          run_ranks(ranks, inputs.config, inputs.hidden.view(), progress));
+  RunReport report = report_of(options, inputs, result);
+  ARGOSY_RETURN_IF_ERROR(judge(options, inputs, result, progress, &report));
+  progress.clear();
+  ARGOSY_RETURN_IF_ERROR(write_files(options, result, report));
+  return report;
+}
+
+int run(const RunOptions& options) {
+  Progress progress;
+  const Result<RunReport> report = run_and_write(options, progress);
+  progress.clear();
+  if (!report.has_value()) return fail(report.error());
+  if (options.json != "-") {
+    if (const Status status = write_stdout(run_table(*report)); !status.ok()) return fail(status);
+  }
+  const std::vector<std::string> failures = failures_of(*report);
+  for (const std::string& failure : failures) print_error("check failed: " + failure);
+  return failures.empty() ? kExitOk : kExitCheckFailed;
+}
+
+void add_layer_options(CLI::App& command, RunOptions& options) {
+  command.add_option("--model", options.model, "Checkpoint folder in Hugging Face format")
+      ->required()
+      ->type_name("DIR");
+  command.add_option("--layer", options.layer, "Layer of the model, counted from 0")
+      ->required()
+      ->type_name("N")
+      ->check(whole_number(0, std::numeric_limits<int32_t>::max()));
+  command
+      .add_option("--input", options.input,
+                  "Hidden states [tokens, hidden] to run on, fp32 or bf16")
+      ->required()
+      ->type_name("FILE:TENSOR")
+      ->check(file_and("TENSOR"));
+  command.add_option("--ranks", options.num_ranks, "Ranks, 1 to 64 (default: 1)")
+      ->type_name("R")
+      ->check(whole_number(1, 64));
+  command
+      .add_option("--threads-per-rank", options.threads_per_rank,
+                  "Threads of every rank, 1 to 1024 (default: 1)")
+      ->type_name("T")
+      ->check(whole_number(1, 1024));
+  command
+      .add_option("--dot-order", options.dot_order,
+                  "Order of bf16 dot products: auto, amx, vdpbf16 (default: auto)")
+      ->type_name("ORDER")
+      ->check(dot_order_name());
+  command
+      .add_option("--level", options.level,
+                  "CPU level, for example generic (default: the best there is)")
+      ->type_name("LEVEL")
+      ->check(level_name());
+  command
+      .add_option("--receive-budget", options.receive_budget,
+                  "Bytes of a rank's receive buffer; more runs in rounds (default: 268435456)")
+      ->type_name("BYTES")
+      ->check(whole_number(1, std::numeric_limits<int64_t>::max()));
+  command
+      .add_option("--timeout", options.timeout_seconds,
+                  "Seconds to wait for other ranks, at start and in every step; fractions are fine "
+                  "(default: 60 and 30)")
+      ->type_name("SECONDS")
+      ->check(number(0.001, 1e6));
+  command
+      .add_option("--repeat", options.repeat,
+                  "Runs on the same group; times are medians (default: 1)")
+      ->type_name("N")
+      ->check(whole_number(1, 1'000'000));
+}
+
+void add_result_options(CLI::App& command, RunOptions& options) {
+  command
+      .add_option("--check", options.check,
+                  "Tokens to hold against the fp64 reference, evenly spread: a number, all or none "
+                  "(default: 64)")
+      ->type_name("N|all|none")
+      ->check(check_count());
+  command
+      .add_option("--compare", options.compare,
+                  "Hold routing and output against captures PREFIX.router_logits, .topk_idx, "
+                  ".topk_weights, .moe_output (default: none)")
+      ->type_name("FILE:PREFIX")
+      ->check(file_and("PREFIX"));
+  command
+      .add_option(
+          "--tolerance", options.tolerance,
+          "Allowed error of the output, as a part of its peak (default: 1e-5 for fp32, 2e-2 "
+          "for bf16)")
+      ->type_name("X")
+      ->check(number(0, std::numeric_limits<double>::max()));
+  command
+      .add_option("--output", options.output,
+                  "Write output, topk_idx and topk_weights to this safetensors file")
+      ->type_name("FILE");
+  command
+      .add_option("--json", options.json, "Write JSON to this file; - is stdout, without the table")
+      ->type_name("FILE|-");
+}
+
+}  // namespace
+
+void add_run_command(CLI::App& app, int* exit_code) {
+  CLI::App* const command = app.add_subcommand(
+      "run", "Run one MoE layer of a checkpoint over ranks (threads); check and measure it");
+  const auto options = std::make_shared<RunOptions>();
+  add_layer_options(*command, *options);
+  add_result_options(*command, *options);
+  command->footer(
+      "A check fails (exit code 1) when experts differ other than in ties, when the output is off "
+      "by\n"
+      "more than the tolerance, or when fp32 weights are off by more than 2e-6 relative.\n\n"
+      "Examples:\n"
+      "  argosy run --model testdata/models/deepseek_v3_tiny --layer 1 --ranks 4 \\\n"
+      "    --input testdata/models/deepseek_v3_tiny/captures.safetensors:f32.layers.1.moe_input "
+      "\\\n"
+      "    --compare testdata/models/deepseek_v3_tiny/captures.safetensors:f32.layers.1\n"
+      "  argosy run --model DIR --layer 0 --input FILE:TENSOR --ranks 8 --check all --json - | jq "
+      ".error");
+  command->callback([options, exit_code] { *exit_code = run(*options); });
+}
+
+}  // namespace argosy::tools

@@ -1,0 +1,129 @@
+// See run_report.h. Test: tests/cli/run_test.cc.
+#include "tools/run_report.h"
+
+#include <fmt/format.h>
+
+#include "tools/load_summary.h"
+
+namespace argosy::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json bytes_json(const std::vector<RankBytes>& ranks) {
+  RankBytes total;
+  Json per_rank = {{"dispatch", Json::array()},
+                   {"combine", Json::array()},
+                   {"saved_by_dedup", Json::array()},
+                   {"weights_read", Json::array()}};
+  for (const RankBytes& rank : ranks) {
+    total.dispatch += rank.dispatch;
+    total.combine += rank.combine;
+    total.saved_by_dedup += rank.saved_by_dedup;
+    total.weights_read += rank.weights_read;
+    per_rank["dispatch"].push_back(rank.dispatch);
+    per_rank["combine"].push_back(rank.combine);
+    per_rank["saved_by_dedup"].push_back(rank.saved_by_dedup);
+    per_rank["weights_read"].push_back(rank.weights_read);
+  }
+  return {{"dispatch", total.dispatch},
+          {"combine", total.combine},
+          {"saved_by_dedup", total.saved_by_dedup},
+          {"weights_read", total.weights_read},
+          {"per_rank", per_rank}};
+}
+
+Json check_json(const std::optional<CheckResult>& check) {
+  if (!check.has_value()) return nullptr;
+  return {{"max_abs", check->error.max_abs},
+          {"max_rel_to_peak", check->error.relative()},
+          {"tokens", check->tokens},
+          {"experts_differ", check->experts_differ},
+          {"ties", check->ties}};
+}
+
+Json compare_json(const std::optional<CompareResult>& compare) {
+  if (!compare.has_value()) return nullptr;
+  return {{"experts_equal", compare->experts_equal},
+          {"experts_differ", compare->experts_differ},
+          {"ties", compare->ties},
+          {"weights_max_rel", compare->weights_max_rel},
+          {"output_max_rel_to_peak", compare->output.relative()}};
+}
+
+}  // namespace
+
+std::vector<std::string> failures_of(const RunReport& report) {
+  std::vector<std::string> failures;
+  // Written as "not within", so that a NaN fails.
+  const auto within = [](double seen, double allowed) { return seen <= allowed; };
+  if (report.check.has_value()) {
+    const CheckResult& check = *report.check;
+    if (check.experts_differ > 0) {
+      failures.push_back(fmt::format(
+          "{} of {} checked tokens have other experts than the fp64 reference, token {} first",
+          check.experts_differ, check.tokens, check.first_differing_token));
+    }
+    if (!within(check.error.relative(), report.tolerance)) {
+      failures.push_back(fmt::format(
+          "output differs from the fp64 reference by {:.3g} of its peak, {:.3g} allowed",
+          check.error.relative(), report.tolerance));
+    }
+  }
+  if (report.compare.has_value()) {
+    const CompareResult& compare = *report.compare;
+    if (compare.experts_differ > 0) {
+      failures.push_back(
+          fmt::format("{} of {} tokens have other experts than the captures, token {} first",
+                      compare.experts_differ, report.tokens, compare.first_differing_token));
+    }
+    if (!within(compare.weights_max_rel, report.weights_tolerance)) {
+      failures.push_back(fmt::format("weights differ from the captures by {:.3g}, {:.3g} allowed",
+                                     compare.weights_max_rel, report.weights_tolerance));
+    }
+    if (!within(compare.output.relative(), report.tolerance)) {
+      failures.push_back(
+          fmt::format("output differs from the captures by {:.3g} of their peak, {:.3g} allowed",
+                      compare.output.relative(), report.tolerance));
+    }
+  }
+  return failures;
+}
+
+Json to_json(const RunReport& report) {
+  Json stages = Json::array();
+  for (const Stage& stage : report.stages) {
+    stages.push_back({{"name", stage.name}, {"seconds", stage.seconds}});
+  }
+  const std::vector<std::string> failures = failures_of(report);
+  return {{"model", report.model},
+          {"family", report.family},
+          {"layer", report.layer},
+          {"dtype", report.dtype},
+          {"digest", report.digest},
+          {"dot_order", report.dot_order},
+          {"level", report.level},
+          {"transport", report.transport},
+          {"ranks", report.ranks},
+          {"threads_per_rank", report.threads_per_rank},
+          {"tokens", report.tokens},
+          {"hidden", report.hidden},
+          {"experts", report.experts},
+          {"top_k", report.top_k},
+          {"rows_per_expert", report.rows_per_expert},
+          {"rows_per_rank", report.rows_per_rank},
+          {"balancedness", summarise(report.rows_per_rank).balancedness},
+          {"expert_balancedness", summarise(report.rows_per_expert).balancedness},
+          {"bytes", bytes_json(report.bytes)},
+          {"repeat", report.repeat},
+          {"rounds", report.rounds},
+          {"stages", stages},
+          {"total_seconds", report.total_seconds},
+          {"tolerance", report.tolerance},
+          {"error", check_json(report.check)},
+          {"compare", compare_json(report.compare)},
+          {"failures", failures},
+          {"passed", failures.empty()}};
+}
+
+}  // namespace argosy::tools

@@ -1,0 +1,62 @@
+// Everything `argosy run` has to say, once; the table and the JSON are two views of it.
+//
+// Test: tests/cli/run_test.cc.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/check.h"
+#include "tools/compare.h"
+
+namespace argosy::tools {
+
+struct Stage {
+  std::string name;
+  double seconds = 0;  // slowest rank, median over the repeats
+};
+
+struct RankBytes {
+  int64_t dispatch = 0;
+  int64_t combine = 0;
+  int64_t saved_by_dedup = 0;
+  int64_t weights_read = 0;
+};
+
+struct RunReport {
+  std::string model;
+  std::string family;
+  int64_t layer = 0;
+  std::string dtype;
+  int64_t tokens = 0;
+  int64_t hidden = 0;
+  int64_t experts = 0;
+  int64_t top_k = 0;
+  int ranks = 1;
+  int threads_per_rank = 1;
+  int64_t repeat = 1;
+  int64_t rounds = 1;
+  std::string digest;
+  std::string dot_order;
+  std::string level;
+  std::string transport;
+  std::vector<int64_t> rows_per_expert;
+  std::vector<int64_t> rows_per_rank;
+  std::vector<RankBytes> bytes;  // [R]
+  std::vector<Stage> stages;
+  double total_seconds = 0;
+  double tolerance = 0;          // of outputs, by their peak
+  double weights_tolerance = 0;  // relative; infinite when weights are not judged
+  std::optional<CheckResult> check;
+  std::optional<CompareResult> compare;
+};
+
+// The checks that failed, one sentence each, with seen and allowed values. Empty: all held.
+std::vector<std::string> failures_of(const RunReport& report);
+
+nlohmann::ordered_json to_json(const RunReport& report);
+
+}  // namespace argosy::tools
