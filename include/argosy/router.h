@@ -2,8 +2,8 @@
 //
 // Order of operations (contract 1.2): score function -> + selection bias -> group limit -> top-k ->
 // weights gathered from the unbiased scores -> normalise -> x routed_scaling_factor, exactly once.
-// Equal selection scores go to the lowest expert id. Arithmetic is fp32 with denormals kept; the same bits
-// for any thread count. Shapes: T tokens, E experts, K top_k. Test: tests/router/.
+// Equal selection scores go to the lowest expert id. Arithmetic is fp32 with denormals kept; the
+// same bits for any thread count. Shapes: T tokens, E experts, K top_k. Test: tests/router/.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace argosy {
 enum class ScoreFunction {
   kUnset,
   kSoftmax,      // softmax over all E, then top-k
-  kSoftmaxTopK,  // top-k on the logits, then softmax over the K chosen logits
+  kSoftmaxTopK,  // top-k on the logits, then softmax over the K chosen logits: always normalised
   kSigmoid,
   kSqrtSoftplus,  // sqrt(log(1 + exp(logit)))
 };
@@ -47,25 +47,29 @@ struct RouterSpec {
   int64_t num_experts = 0;
   int64_t top_k = 0;
   ScoreFunction score_function = ScoreFunction::kUnset;
-  Choice selection_bias = Choice::kUnset;  // whether a bias [E] is added to the scores for selection
-  int64_t num_groups = 1;                  // 1 with keep_groups 1: no group limit
+  Choice selection_bias =
+      Choice::kUnset;      // whether a bias [E] is added to the scores for selection
+  int64_t num_groups = 1;  // 1 with keep_groups 1: no group limit
   int64_t keep_groups = 1;
   GroupScore group_score = GroupScore::kUnset;  // may stay unset when num_groups is 1
   Choice normalise = Choice::kUnset;            // weights divided by their sum over the K chosen
-  Choice normalise_single = Choice::kUnset;     // the same when K is 1; may stay unset when K > 1
+  // The same when K is 1 and scores are sigmoid or sqrt-softplus, which are no distribution
+  // (contract 1.7); may stay unset in any other case. A softmax weight of K = 1 that is normalised
+  // is 1.
+  Choice normalise_single = Choice::kUnset;
   WeightNorm weight_norm = WeightNorm::kExact;
   float routed_scaling_factor = 1.0f;
   OnNonfinite on_nonfinite = OnNonfinite::kError;
 };
 
-// Ok, or kInvalidArgument that names the broken rule and its values: E < 1, K outside [1, E], E % G != 0,
-// Kg outside [1, G], K > Kg*E/G, K % Kg != 0 for kSumOfBestKPerGroup, unset fields, a factor that is not
-// finite and positive.
+// Ok, or kInvalidArgument that names the broken rule and its values: E outside [1, 2^31), K outside
+// [1, E], E % G != 0, Kg outside [1, G], K > Kg*E/G, K % Kg != 0 for kSumOfBestKPerGroup, unset
+// fields, a factor that is not finite and positive.
 Status validate(const RouterSpec& spec);
 
-// One of: mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, gpt_oss, switch, softmax_pre,
-// softmax_post, sigmoid, sqrt_softplus. Group limit off and factor 1 until the caller sets them; the
-// result is not validated. Errors: kNotFound lists the presets.
+// One of: mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, gpt_oss, switch,
+// softmax_pre, softmax_post, sigmoid, sqrt_softplus. Group limit off and factor 1 until the caller
+// sets them; the result is not validated. Errors: kNotFound lists the presets.
 Result<RouterSpec> router_preset(std::string_view name, int64_t num_experts, int64_t top_k);
 
 // Every preset name, in the order above.
@@ -82,7 +86,8 @@ struct TopkWeights {
   bool applied = false;  // already multiplied into the rows
 };
 
-// The result of routing one rank's tokens. Owns its memory; reused, it does not allocate once grown.
+// The result of routing one rank's tokens. Owns its memory; reused, it does not allocate once
+// grown.
 struct Routing {
   int64_t num_tokens = 0;
   int64_t num_experts = 0;
@@ -95,16 +100,19 @@ struct Routing {
 };
 
 struct RouterInput {
-  ConstTensorView logits;           // fp32 [T, E], unit stride in E; T = 0 is legal
-  ConstTensorView selection_bias;   // fp32 [E], or unset (dtype kUnset) when the spec has none
-  const uint8_t* mask = nullptr;    // [T], 1 = valid; null = all valid. Masked rows are never read.
+  ConstTensorView logits;          // fp32 [T, E], unit stride in E; T = 0 is legal
+  ConstTensorView selection_bias;  // fp32 [E], or unset (dtype kUnset) when the spec has none
+  const uint8_t* mask = nullptr;   // [T], 1 = valid; null = all valid. Masked rows are never read.
 };
 
-// Fills *routing. Errors: those of validate(); kInvalidArgument for dtypes and shapes, for a bias that is
-// missing, superfluous or not finite (names the expert); kNonFinite. `pool` may be null (one thread).
+// Fills *routing. Errors: those of validate(); kInvalidArgument for dtypes and shapes, for a bias
+// that is missing, superfluous or not finite (names the expert); kNonFinite; kOutOfMemory. After
+// any of them but kOutOfMemory *routing is unchanged. `pool` may be null (one thread). Each thread
+// keeps scratch of some 20 bytes per expert, so that a steady state does not allocate.
 Status route(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool, Routing* routing);
 
-// logits[t, e] = fp32 FMA chain over hidden of x[t] . gate[e] (contract 4.3, denormals flushed), then
+// logits[t, e] = fp32 FMA chain over hidden of x[t] . gate[e] (contract 4.3, denormals flushed),
+// then
 // + gate_bias[e] (denormals kept).
 //
 // in   hidden      bf16 or fp32 [T, H], unit stride in H
@@ -118,8 +126,10 @@ Status gate_logits(const ConstTensorView& hidden, const ConstTensorView& gate,
 // Checks a routing given from outside (contract 1.8) and counts it.
 //
 // in   topk_idx  int32 [T, K], dense: -1 anywhere, else in [0, E), no expert twice in a row
-// out  counts    [E], resized
-// Errors: kInvalidArgument naming token, position, value and range, or the dtype when it is not int32.
-Status count_topk(const ConstTensorView& topk_idx, int64_t num_experts, std::vector<int64_t>* counts);
+// out  counts    [E], resized; empty after an error
+// Errors: kInvalidArgument naming token, position, value and range, or the dtype when it is not
+// int32.
+Status count_topk(const ConstTensorView& topk_idx, int64_t num_experts,
+                  std::vector<int64_t>* counts);
 
 }  // namespace argosy

@@ -1,0 +1,113 @@
+// Body of kernel_baseline.cc and kernel_fma.cc; see kernel.h. No standard header with inline
+// functions may come in here: the linker could keep their AVX2 copy for everyone.
+
+#include "numeric/elementary.h"
+#include "router/kernel.h"
+#include "router/lanes.h"
+
+namespace argosy::router {
+namespace {
+
+using numeric::exp_nonpositive_f64;
+using numeric::log1p_quotient_f64;
+
+float largest(const float* values, int64_t count) {
+  float best = values[0];
+  for (int64_t i = 1; i < count; ++i) best = values[i] > best ? values[i] : best;
+  return best;
+}
+
+double softmax_terms(const float* logits, int64_t count, double* terms) {
+  const double peak = static_cast<double>(largest(logits, count));
+  for (int64_t i = 0; i < count; ++i) {
+    terms[i] = exp_nonpositive_f64(static_cast<double>(logits[i]) - peak);
+  }
+  return sum_lanes(terms, count);
+}
+
+void softmax_scores(const float* logits, int64_t num_experts, double* exact, float* scores) {
+  const double sum = softmax_terms(logits, num_experts, exact);
+  for (int64_t i = 0; i < num_experts; ++i) {
+    exact[i] /= sum;
+    scores[i] = static_cast<float>(exact[i]);
+  }
+}
+
+// sigmoid(z) = e^min(z, 0) / (1 + e^-|z|); `shift` <= 0 is taken out of the numerator's exponent.
+ARGOSY_INLINE double sigmoid_over_exp(double z, double shift) {
+  const double negative = z < 0.0 ? z : 0.0;
+  const double below = z < 0.0 ? z : -z;
+  return exp_nonpositive_f64(negative - shift) / (1.0 + exp_nonpositive_f64(below));
+}
+
+void sigmoid_scores(const float* logits, int64_t num_experts, double* exact, float* scores) {
+  for (int64_t i = 0; i < num_experts; ++i) {
+    exact[i] = sigmoid_over_exp(static_cast<double>(logits[i]), 0.0);
+    scores[i] = static_cast<float>(exact[i]);
+  }
+}
+
+// The largest chosen logit, if negative: what may be taken out of all numerators without overflow.
+ARGOSY_INLINE double common_shift(const float* logits, int64_t count) {
+  const double peak = static_cast<double>(largest(logits, count));
+  return peak < 0.0 ? peak : 0.0;
+}
+
+double sigmoid_terms(const float* logits, int64_t count, double* terms) {
+  const double shift = common_shift(logits, count);
+  for (int64_t i = 0; i < count; ++i) {
+    terms[i] = sigmoid_over_exp(static_cast<double>(logits[i]), shift);
+  }
+  return sum_lanes(terms, count);
+}
+
+// sqrt(log(1 + e^z)) = e^(z/2) sqrt(log(1 + e^z) / e^z) for z <= 0: the root is then in [0.83, 1].
+ARGOSY_INLINE double sqrt_softplus_over_exp(double z, double shift) {
+  const double below = z < 0.0 ? z : -z;
+  const double f = exp_nonpositive_f64(below);
+  const double quotient = log1p_quotient_f64(f);
+  const double inside = z < 0.0 ? quotient : z + f * quotient;
+  const double negative = z < 0.0 ? z : 0.0;
+  return exp_nonpositive_f64(0.5 * (negative - shift)) * __builtin_sqrt(inside);
+}
+
+void sqrt_softplus_scores(const float* logits, int64_t num_experts, double* exact, float* scores) {
+  for (int64_t i = 0; i < num_experts; ++i) {
+    exact[i] = sqrt_softplus_over_exp(static_cast<double>(logits[i]), 0.0);
+    scores[i] = static_cast<float>(exact[i]);
+  }
+}
+
+double sqrt_softplus_terms(const float* logits, int64_t count, double* terms) {
+  const double shift = common_shift(logits, count);
+  for (int64_t i = 0; i < count; ++i) {
+    terms[i] = sqrt_softplus_over_exp(static_cast<double>(logits[i]), shift);
+  }
+  return sum_lanes(terms, count);
+}
+
+void gate_tile(const float* x, const float* panel, int64_t depth, float* acc) {
+  float sum[kGateTokens][kGateExperts];
+  for (int64_t t = 0; t < kGateTokens; ++t) {
+    for (int64_t j = 0; j < kGateExperts; ++j) sum[t][j] = acc[t * kGateExperts + j];
+  }
+  for (int64_t h = 0; h < depth; ++h) {
+    const float* weights = panel + h * kGateExperts;
+    for (int64_t t = 0; t < kGateTokens; ++t) {
+      const float value = x[t * kGateHidden + h];
+      for (int64_t j = 0; j < kGateExperts; ++j) {
+        sum[t][j] = __builtin_fmaf(value, weights[j], sum[t][j]);
+      }
+    }
+  }
+  for (int64_t t = 0; t < kGateTokens; ++t) {
+    for (int64_t j = 0; j < kGateExperts; ++j) acc[t * kGateExperts + j] = sum[t][j];
+  }
+}
+
+constexpr Kernel kThisKernel = {softmax_scores, sigmoid_scores, sqrt_softplus_scores,
+                                softmax_terms,  sigmoid_terms,  sqrt_softplus_terms,
+                                gate_tile};
+
+}  // namespace
+}  // namespace argosy::router

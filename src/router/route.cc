@@ -1,0 +1,350 @@
+// route(): checks, then one pass over blocks of tokens, each token alone: score, select, weigh.
+// Tokens write disjoint rows and share nothing, so the bits do not depend on the threads. Test:
+// tests/router/route_test.cc.
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <stdexcept>
+
+#include "argosy/router.h"
+#include "base/error.h"
+#include "platform/float_env.h"
+#include "router/kernel.h"
+#include "router/lanes.h"
+#include "router/top_k.h"
+
+namespace argosy {
+namespace {
+
+using base::invalid;
+using router::TopK;
+
+constexpr int64_t kTokensPerTask = 32;
+
+// Everything a token needs, in one buffer; bytes(spec) and the constructor share layout().
+struct Scratch {
+  double* exact;         // [E] scores before rounding
+  double* terms;         // [K]
+  uint64_t* keys;        // see SelectScratch
+  uint64_t* group_keys;  // see SelectScratch
+  float* scores;         // [E]
+  float* selection;      // [E] scores + bias
+  float* zeros;          // [E] the row that replaces a non-finite one
+  float* chosen;         // [K] logits or scores of the chosen experts
+
+  static int64_t bytes(const RouterSpec& spec) {
+    Scratch scratch;
+    return scratch.layout(spec, nullptr);
+  }
+
+  Scratch(const RouterSpec& spec, std::byte* base) { layout(spec, base); }
+
+ private:
+  Scratch() = default;
+
+  int64_t layout(const RouterSpec& spec, std::byte* base) {
+    int64_t used = 0;
+    const auto take = [&](auto** array, int64_t count) {
+      using Element = std::remove_pointer_t<std::remove_pointer_t<decltype(array)>>;
+      *array = base == nullptr ? nullptr : reinterpret_cast<Element*>(base + used);
+      used += count * static_cast<int64_t>(sizeof(Element));
+    };
+    const int64_t most_keys = std::max(spec.top_k, router::experts_per_group_score(spec));
+    take(&exact, spec.num_experts);
+    take(&terms, spec.top_k);
+    take(&keys, TopK::buffer_size(most_keys));
+    take(&group_keys, TopK::buffer_size(spec.keep_groups));
+    take(&scores, spec.num_experts);
+    take(&selection, spec.num_experts);
+    take(&zeros, spec.num_experts);
+    take(&chosen, spec.top_k);
+    return used;
+  }
+};
+
+struct ScoreRules {
+  router::ScoreRow scores = nullptr;  // null: the score is the logit
+  router::ChosenTerms terms = nullptr;
+};
+
+ScoreRules rules_of(ScoreFunction function) {
+  const router::Kernel& kernel = router::kernel();
+  switch (function) {
+    case ScoreFunction::kSoftmax:
+      return {kernel.softmax_scores, kernel.softmax_terms};
+    case ScoreFunction::kSigmoid:
+      return {kernel.sigmoid_scores, kernel.sigmoid_terms};
+    case ScoreFunction::kSqrtSoftplus:
+      return {kernel.sqrt_softplus_scores, kernel.sqrt_softplus_terms};
+    case ScoreFunction::kSoftmaxTopK:
+    case ScoreFunction::kUnset:
+      break;
+  }
+  return {nullptr, kernel.softmax_terms};
+}
+
+// Weights divided by their sum. A softmax over the chosen logits is so by itself; normalise_single
+// speaks of scores that are no distribution (contract 1.7).
+bool weights_sum_to_one(const RouterSpec& spec) {
+  if (spec.score_function == ScoreFunction::kSoftmaxTopK) return true;
+  if (spec.normalise != Choice::kYes) return false;
+  return spec.top_k > 1 || spec.score_function == ScoreFunction::kSoftmax ||
+         spec.normalise_single == Choice::kYes;
+}
+
+// The factor acts on the fp32 weight; on a denormal one before rounding, or the rounding would grow
+// with it.
+float scaled_weight(double exact, float factor) {
+  const auto weight = static_cast<float>(exact);
+  if (weight >= std::numeric_limits<float>::min()) return weight * factor;
+  return static_cast<float>(exact * static_cast<double>(factor));
+}
+
+bool is_finite_row(const float* row, int64_t count) {
+  constexpr uint32_t kExponent = 0x7F800000u;
+  uint32_t found = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    found |= static_cast<uint32_t>((std::bit_cast<uint32_t>(row[i]) & kExponent) == kExponent);
+  }
+  return found == 0;
+}
+
+// Calls body(first, last) for blocks of tokens that cover [0, num_tokens).
+template <typename Body>
+void for_token_blocks(ThreadPool* pool, int64_t num_tokens, Body&& body) {
+  const int64_t num_tasks = (num_tokens + kTokensPerTask - 1) / kTokensPerTask;
+  const auto task_body = [&](int64_t task, int) {
+    const int64_t first = task * kTokensPerTask;
+    body(first, std::min(first + kTokensPerTask, num_tokens));
+  };
+  if (pool != nullptr) {
+    pool->parallel_for(num_tasks, task_body);
+  } else {
+    for (int64_t task = 0; task < num_tasks; ++task) task_body(task, 0);
+  }
+}
+
+class Router {
+ public:
+  Router(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool, Routing* routing)
+      : spec_(spec),
+        input_(input),
+        pool_(pool),
+        routing_(routing),
+        rules_(rules_of(spec.score_function)),
+        bias_(spec.selection_bias == Choice::kYes ? input.selection_bias.as<float>() : nullptr),
+        normalised_(weights_sum_to_one(spec)) {}
+
+  Status run() {
+    if (spec_.on_nonfinite == OnNonfinite::kError) ARGOSY_RETURN_IF_ERROR(check_finite());
+    ARGOSY_RETURN_IF_ERROR(prepare());
+    std::atomic<bool> out_of_memory{false};
+    std::atomic<int64_t> num_nonfinite{0};
+    for_token_blocks(pool_, num_tokens(), [&](int64_t first, int64_t last) {
+      int64_t nonfinite = 0;
+      if (!route_block(first, last, &nonfinite))
+        out_of_memory.store(true, std::memory_order_relaxed);
+      num_nonfinite.fetch_add(nonfinite, std::memory_order_relaxed);
+    });
+    // Relaxed above: parallel_for makes what its tasks wrote visible when it returns.
+    if (out_of_memory.load(std::memory_order_relaxed)) {
+      return base::error(StatusCode::kOutOfMemory, "no {} bytes of scratch to route with",
+                         Scratch::bytes(spec_));
+    }
+    routing_->num_nonfinite_rows = num_nonfinite.load(std::memory_order_relaxed);
+    count();
+    return {};
+  }
+
+ private:
+  int64_t num_tokens() const { return input_.logits.dim(0); }
+  bool is_masked(int64_t token) const { return input_.mask != nullptr && input_.mask[token] == 0; }
+  const float* logits_row(int64_t token) const {
+    return reinterpret_cast<const float*>(input_.logits.row(token));
+  }
+
+  // Before anything is written, so that an error leaves *routing as it was.
+  Status check_finite() const {
+    std::atomic<int64_t> first_bad{num_tokens()};
+    for_token_blocks(pool_, num_tokens(), [&](int64_t first, int64_t last) {
+      for (int64_t token = first; token < last; ++token) {
+        if (is_masked(token) || is_finite_row(logits_row(token), spec_.num_experts)) continue;
+        int64_t seen = first_bad.load(std::memory_order_relaxed);
+        while (token < seen &&
+               !first_bad.compare_exchange_weak(seen, token, std::memory_order_relaxed)) {
+        }
+        break;
+      }
+    });
+    const int64_t token = first_bad.load(std::memory_order_relaxed);
+    if (token == num_tokens()) return {};
+    int64_t expert = 0;
+    while (is_finite_row(logits_row(token) + expert, 1)) ++expert;
+    return base::error(StatusCode::kNonFinite, "logits[{}, {}] is {} (token {} of {}, expert {})",
+                       token, expert, logits_row(token)[expert], token, num_tokens(), expert);
+  }
+
+  Status prepare() {
+    const auto num_weights = static_cast<size_t>(num_tokens()) * static_cast<size_t>(spec_.top_k);
+    try {
+      routing_->topk_idx.resize(num_weights);
+      routing_->topk_weights.values.resize(num_weights);
+      routing_->counts.resize(static_cast<size_t>(spec_.num_experts));
+    } catch (const std::exception&) {  // bad_alloc or length_error
+      return base::error(StatusCode::kOutOfMemory,
+                         "no memory for the routing of {} tokens x top_k {}", num_tokens(),
+                         spec_.top_k);
+    }
+    routing_->num_tokens = num_tokens();
+    routing_->num_experts = spec_.num_experts;
+    routing_->top_k = spec_.top_k;
+    routing_->topk_weights.normalised = normalised_;
+    routing_->topk_weights.scaled = true;
+    routing_->topk_weights.applied = false;
+    return {};
+  }
+
+  // False when the thread's scratch cannot grow. Never inlined: arithmetic may not move across the
+  // change of the floating-point environment.
+  bool route_block(int64_t first, int64_t last, int64_t* nonfinite) const {
+    thread_local AlignedBuffer buffer;  // kept, so that a steady state does not allocate
+    if (!buffer.reserve(Scratch::bytes(spec_)).ok()) return false;
+    const Scratch scratch(spec_, buffer.data());
+    std::memset(scratch.zeros, 0, static_cast<size_t>(spec_.num_experts) * sizeof(float));
+    const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+    for (int64_t token = first; token < last; ++token) {
+      if (is_masked(token)) {
+        skip_token(token);
+        continue;
+      }
+      const float* logits = logits_row(token);
+      if (spec_.on_nonfinite == OnNonfinite::kUniform &&
+          !is_finite_row(logits, spec_.num_experts)) {
+        logits = scratch.zeros;
+        ++*nonfinite;
+      }
+      route_token(token, logits, scratch);
+    }
+    return true;
+  }
+
+  void skip_token(int64_t token) const {
+    const int64_t at = token * spec_.top_k;
+    std::fill_n(routing_->topk_idx.data() + at, spec_.top_k, -1);
+    std::fill_n(routing_->topk_weights.values.data() + at, spec_.top_k, 0.0f);
+  }
+
+  [[gnu::noinline]] void route_token(int64_t token, const float* logits,
+                                     const Scratch& scratch) const {
+    const float* scores = logits;
+    if (rules_.scores != nullptr) {
+      rules_.scores(logits, spec_.num_experts, scratch.exact, scratch.scores);
+      scores = scratch.scores;
+    }
+    const float* selection = scores;
+    if (bias_ != nullptr) {
+      for (int64_t i = 0; i < spec_.num_experts; ++i) scratch.selection[i] = scores[i] + bias_[i];
+      selection = scratch.selection;
+    }
+    int32_t* topk_idx = routing_->topk_idx.data() + token * spec_.top_k;
+    router::select_experts(spec_, selection, {scratch.keys, scratch.group_keys}, topk_idx);
+    weigh(logits, topk_idx, scratch, routing_->topk_weights.values.data() + token * spec_.top_k);
+  }
+
+  void weigh(const float* logits, const int32_t* topk_idx, const Scratch& scratch,
+             float* weights) const {
+    const int64_t top_k = spec_.top_k;
+    const float factor = spec_.routed_scaling_factor;
+    if (!normalised_) {
+      for (int64_t k = 0; k < top_k; ++k) {
+        weights[k] = scaled_weight(scratch.exact[topk_idx[k]], factor);
+      }
+      return;
+    }
+    if (rules_.scores != nullptr) {
+      const float* scores = scratch.scores;
+      for (int64_t k = 0; k < top_k; ++k) scratch.chosen[k] = scores[topk_idx[k]];
+      const float smallest = *std::min_element(scratch.chosen, scratch.chosen + top_k);
+      const bool reference = spec_.weight_norm == WeightNorm::kReference;
+      if (reference || smallest >= 0x1p-100f) {
+        const double sum = router::sum_lanes(scratch.chosen, top_k) + (reference ? 1e-20 : 0.0);
+        for (int64_t k = 0; k < top_k; ++k) {
+          weights[k] = scaled_weight(static_cast<double>(scratch.chosen[k]) / sum, factor);
+        }
+        return;
+      }
+    }
+    for (int64_t k = 0; k < top_k; ++k) scratch.chosen[k] = logits[topk_idx[k]];
+    const double sum = rules_.terms(scratch.chosen, top_k, scratch.terms);
+    for (int64_t k = 0; k < top_k; ++k) weights[k] = scaled_weight(scratch.terms[k] / sum, factor);
+  }
+
+  void count() const {
+    std::fill(routing_->counts.begin(), routing_->counts.end(), 0);
+    routing_->num_valid_tokens = 0;
+    for (int64_t token = 0; token < num_tokens(); ++token) {
+      if (is_masked(token)) continue;
+      ++routing_->num_valid_tokens;
+      const int32_t* topk_idx = routing_->topk_idx.data() + token * spec_.top_k;
+      for (int64_t k = 0; k < spec_.top_k; ++k)
+        ++routing_->counts[static_cast<size_t>(topk_idx[k])];
+    }
+  }
+
+  const RouterSpec& spec_;
+  const RouterInput& input_;
+  ThreadPool* pool_;
+  Routing* routing_;
+  ScoreRules rules_;
+  const float* bias_;
+  bool normalised_;
+};
+
+Status check_logits(const RouterSpec& spec, const ConstTensorView& logits) {
+  const bool fits = logits.dtype == DType::kF32 && logits.num_dims == 2 && logits.dim(0) >= 0 &&
+                    logits.dim(1) == spec.num_experts;
+  if (!fits) {
+    return invalid("logits are {}, expected F32 [tokens, {}]", describe(logits), spec.num_experts);
+  }
+  if (logits.dim(1) > 1 && logits.stride(1) != 1) {
+    return invalid("logits are {}, expected stride 1 over experts", describe(logits));
+  }
+  if (logits.dim(0) > 0 && logits.data == nullptr) {
+    return invalid("logits {} have no data", describe(logits));
+  }
+  return {};
+}
+
+Status check_bias(const RouterSpec& spec, const ConstTensorView& bias) {
+  if (spec.selection_bias == Choice::kNo) {
+    if (bias.dtype == DType::kUnset) return {};
+    return invalid("selection_bias {} given, but the spec has none", describe(bias));
+  }
+  if (bias.dtype != DType::kF32 || bias.num_dims != 1 || bias.dim(0) != spec.num_experts ||
+      !bias.is_dense() || bias.data == nullptr) {
+    return invalid("selection_bias is {}, expected dense F32 [{}]", describe(bias),
+                   spec.num_experts);
+  }
+  const float* values = bias.as<float>();
+  for (int64_t i = 0; i < spec.num_experts; ++i) {
+    if (!std::isfinite(values[i]))
+      return invalid("selection_bias of expert {} is {}", i, values[i]);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status route(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool, Routing* routing) {
+  ARGOSY_RETURN_IF_ERROR(validate(spec));
+  if (routing == nullptr) return invalid("routing is null");
+  ARGOSY_RETURN_IF_ERROR(check_logits(spec, input.logits));
+  ARGOSY_RETURN_IF_ERROR(check_bias(spec, input.selection_bias));
+  return Router(spec, input, pool, routing).run();
+}
+
+}  // namespace argosy

@@ -1,0 +1,92 @@
+// The two compilations of the kernel give the same bits; the scores are within an fp32 ulp of
+// exact; the sum has the order it promises.
+#include "router/kernel.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "router/lanes.h"
+#include "router/router_testing.h"
+#include "support/router_oracle.h"
+
+namespace argosy::test {
+namespace {
+
+using router::kBaselineKernel;
+using router::kFmaKernel;
+
+bool has_fma() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+std::vector<std::vector<float>> rows_of_all_sizes(std::mt19937_64& random) {
+  std::vector<std::vector<float>> rows;
+  for (const size_t experts : {1, 2, 7, 8, 9, 60, 64, 255, 1024}) {
+    for (const float spread : {1e-3f, 1.0f, 30.0f, 200.0f, 1e4f, 1e37f}) {
+      rows.push_back(normal_logits(random, experts, spread));
+    }
+  }
+  return rows;
+}
+
+TEST(RouterKernel, BothCompilationsGiveTheSameBits) {
+  if (!has_fma()) GTEST_SKIP() << "this CPU has no AVX2 with FMA";
+  std::mt19937_64 random(31);
+  for (const std::vector<float>& row : rows_of_all_sizes(random)) {
+    const auto count = static_cast<int64_t>(row.size());
+    std::vector<double> exact[2] = {std::vector<double>(row.size()),
+                                    std::vector<double>(row.size())};
+    std::vector<float> scores[2] = {std::vector<float>(row.size()), std::vector<float>(row.size())};
+    for (const auto member : {&router::Kernel::softmax_scores, &router::Kernel::sigmoid_scores,
+                              &router::Kernel::sqrt_softplus_scores}) {
+      (kBaselineKernel.*member)(row.data(), count, exact[0].data(), scores[0].data());
+      (kFmaKernel.*member)(row.data(), count, exact[1].data(), scores[1].data());
+      EXPECT_EQ(exact[0], exact[1]);
+      EXPECT_TRUE(same_bits(scores[0], scores[1]));
+    }
+    for (const auto member : {&router::Kernel::softmax_terms, &router::Kernel::sigmoid_terms,
+                              &router::Kernel::sqrt_softplus_terms}) {
+      const double a = (kBaselineKernel.*member)(row.data(), count, exact[0].data());
+      const double b = (kFmaKernel.*member)(row.data(), count, exact[1].data());
+      EXPECT_EQ(a, b);
+      EXPECT_EQ(exact[0], exact[1]);
+    }
+  }
+}
+
+TEST(RouterKernel, ScoresAreRoundedOnceFromExactOnes) {
+  std::mt19937_64 random(32);
+  for (const std::vector<float>& row : rows_of_all_sizes(random)) {
+    const auto count = static_cast<int64_t>(row.size());
+    std::vector<double> exact(row.size());
+    std::vector<float> scores(row.size());
+    const std::pair<ScoreFunction, router::ScoreRow> functions[] = {
+        {ScoreFunction::kSoftmax, router::kernel().softmax_scores},
+        {ScoreFunction::kSigmoid, router::kernel().sigmoid_scores},
+        {ScoreFunction::kSqrtSoftplus, router::kernel().sqrt_softplus_scores}};
+    for (const auto& [function, run] : functions) {
+      run(row.data(), count, exact.data(), scores.data());
+      const std::vector<long double> want = oracle_scores(function, row);
+      for (size_t i = 0; i < row.size(); ++i) {
+        const double ulps = oracle_ulps(static_cast<long double>(scores[i]), want[i], 0);
+        ASSERT_LE(ulps, 0.5 + 1e-6)
+            << "function " << static_cast<int>(function) << " logit " << row[i];
+      }
+    }
+  }
+}
+
+TEST(RouterKernel, SumsInEightLanes) {
+  std::vector<double> values(21);
+  std::mt19937_64 random(33);
+  for (double& value : values) value = std::ldexp(1.0, static_cast<int>(random() % 80));
+  double lanes[8] = {};
+  for (size_t i = 0; i < values.size(); ++i) lanes[i % 8] += values[i];
+  const double even = (lanes[0] + lanes[4]) + (lanes[2] + lanes[6]);
+  const double odd = (lanes[1] + lanes[5]) + (lanes[3] + lanes[7]);
+  EXPECT_EQ(router::sum_lanes(values.data(), 21), even + odd);
+  EXPECT_EQ(router::sum_lanes(values.data(), 0), 0.0);
+}
+
+}  // namespace
+}  // namespace argosy::test
