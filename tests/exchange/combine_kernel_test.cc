@@ -98,7 +98,7 @@ TEST_P(CombineKernelTest, SumsInFp32AndRoundsOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Builds, CombineKernelTest, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "fma" : "base"; });
+                         [](const auto& build) { return build.param ? "fma" : "base"; });
 
 }  // namespace
 }  // namespace argosy

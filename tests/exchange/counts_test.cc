@@ -74,7 +74,7 @@ TEST(Counts, BadIdsAreAnErrorOnEveryRank) {
                       routing->topk_idx[5] = routing->topk_idx[4];
                       return Status();
                     }),
-                    StatusCode::kInvalidArgument, {"rank 1", "twice"});
+                    StatusCode::kInvalidArgument, {"rank 1", "a second time"});
 }
 
 TEST(Counts, ALocalErrorIsAnErrorOnEveryRank) {

@@ -184,10 +184,10 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ExchangeRanks,
                          ::testing::Values(Shape{1, 4, 2}, Shape{2, 4, 2}, Shape{3, 7, 3},
                                            Shape{4, 16, 4}, Shape{5, 2, 1}, Shape{7, 9, 9},
                                            Shape{8, 3, 2}, Shape{16, 33, 4}),
-                         [](const auto& info) {
-                           return "R" + std::to_string(info.param.num_ranks) + "E" +
-                                  std::to_string(info.param.num_experts) + "K" +
-                                  std::to_string(info.param.top_k);
+                         [](const auto& shape) {
+                           return "R" + std::to_string(shape.param.num_ranks) + "E" +
+                                  std::to_string(shape.param.num_experts) + "K" +
+                                  std::to_string(shape.param.top_k);
                          });
 
 ExchangeOptions small_options() {

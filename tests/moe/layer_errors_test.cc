@@ -91,7 +91,7 @@ TEST(LayerErrors, WrongShapesAndDtypes) {
 }
 
 TEST(LayerErrors, HardCap) {
-  expect_everywhere([](Call*) {}, StatusCode::kCapacity, {"max_receive_rows is 3", "rank "}, 3);
+  expect_everywhere([](Call*) {}, StatusCode::kCapacity, {"max_receive_rows is 7", "rank "}, 7);
 }
 
 TEST(LayerErrors, IdsFromOutside) {

@@ -16,7 +16,7 @@ using testing::Matrix;
 using testing::NaiveLayer;
 using testing::run_ranks;
 
-struct Setup {
+struct RunSetup {
   int num_ranks = 1;
   int threads = 1;
   Level level = Level::kGeneric;
@@ -25,7 +25,7 @@ struct Setup {
   int repeats = 1;
 };
 
-MoeOptions options_of(const NaiveLayer& layer, const Setup& setup) {
+MoeOptions options_of(const NaiveLayer& layer, const RunSetup& setup) {
   MoeOptions options;
   options.hidden_dtype = layer.dtype;
   options.receive_budget_bytes = setup.budget_rows * layer.hidden * size_of(layer.dtype);
@@ -33,7 +33,7 @@ MoeOptions options_of(const NaiveLayer& layer, const Setup& setup) {
   return options;
 }
 
-GroupOptions group_options(const NaiveLayer& layer, const Setup& setup) {
+GroupOptions group_options(const NaiveLayer& layer, const RunSetup& setup) {
   GroupOptions options;
   options.dot_order = layer.order;
   options.level = setup.level;
@@ -49,7 +49,7 @@ void apply(const GroupOptions& from, GroupOptions* to) {
 
 // The bytes of the output, in global token order.
 std::vector<std::byte> run_layer(const NaiveLayer& layer, const Matrix& hidden, const uint8_t* mask,
-                                 const Setup& setup) {
+                                 const RunSetup& setup) {
   const Tensor input = testing::to_tensor(hidden, layer.dtype);
   Tensor output = std::move(Tensor::zeros(layer.dtype, {hidden.rows, layer.hidden})).value();
   const GroupOptions wanted = group_options(layer, setup);
@@ -110,13 +110,13 @@ TEST_P(LayerBits, EqualTheNaiveLayerForAnySetup) {
   for (const int ranks : {1, 2, 3, 4, 7, 8, 16}) {
     EXPECT_EQ(run_layer(layer, hidden, nullptr, {.num_ranks = ranks}), want) << ranks;
   }
-  for (const Setup& setup : {
-           Setup{.num_ranks = 1, .threads = 2, .level = Level::kReference},
-           Setup{.num_ranks = 3, .threads = 2, .repeats = 3},
-           Setup{.num_ranks = 4, .level = Level::kReference, .budget_rows = 7},
-           Setup{.num_ranks = 2, .budget_rows = 1},
-           Setup{.num_ranks = 3, .threads = 2, .budget_rows = 16, .alignment = 16, .repeats = 2},
-           Setup{.num_ranks = 7, .alignment = 32},
+  for (const RunSetup& setup : {
+           RunSetup{.num_ranks = 1, .threads = 2, .level = Level::kReference},
+           RunSetup{.num_ranks = 3, .threads = 2, .repeats = 3},
+           RunSetup{.num_ranks = 4, .level = Level::kReference, .budget_rows = 7},
+           RunSetup{.num_ranks = 2, .budget_rows = 1},
+           RunSetup{.num_ranks = 3, .threads = 2, .budget_rows = 16, .alignment = 16, .repeats = 2},
+           RunSetup{.num_ranks = 7, .alignment = 32},
        }) {
     EXPECT_EQ(run_layer(layer, hidden, nullptr, setup), want)
         << setup.num_ranks << " ranks, budget " << setup.budget_rows << ", alignment "
