@@ -31,7 +31,8 @@ struct TensorInfo {
 class SafetensorsFile {
  public:
   // Checks the whole header: length, JSON, dtypes, shapes (products checked), ranges inside the file,
-  // matching the shape, without overlap or hole. Errors: kNotFound, kIo, kCorruptData naming the tensor.
+  // matching the shape, without overlap or hole. Errors: kNotFound, kIo, kCorruptData naming the tensor,
+  // kUnsupported for a dtype that DType has not.
   static Result<std::shared_ptr<SafetensorsFile>> open(const std::string& path);
   ~SafetensorsFile();
 
@@ -39,10 +40,14 @@ class SafetensorsFile {
   const std::vector<TensorInfo>& tensors() const;  // by rising name
   const TensorInfo* find(std::string_view name) const;
 
-  // Reads one tensor. Errors: kNotFound lists near names; kIo; kOutOfMemory.
+  // Reads one tensor. Errors of all three: kNotFound lists near names; kUnsupported for more than
+  // kMaxTensorDims dimensions; kInvalidArgument for a range outside the tensor; kIo; kOutOfMemory.
   Result<Tensor> read(std::string_view name) const;
   // Reads rows [first, first + count) of the first dimension.
   Result<Tensor> read_rows(std::string_view name, int64_t first, int64_t count) const;
+  // Reads consecutive elements, counted row-major from `first_element` on, as a tensor of shape `shape`.
+  Result<Tensor> read_elements(std::string_view name, int64_t first_element,
+                               std::span<const int64_t> shape) const;
 
   // Bytes of tensor data read so far through this object (the header does not count).
   int64_t bytes_read() const;
@@ -58,9 +63,9 @@ struct NamedTensor {
   ConstTensorView tensor;  // dense
 };
 
-// Writes a file that SafetensorsFile and the public library read: names sorted, data aligned to 64 bytes,
-// written beside the target and renamed over it. Errors: kInvalidArgument (duplicate name, not dense),
-// kIo.
+// Writes a file that SafetensorsFile and the public library read: names sorted, data begins at a multiple
+// of 64 bytes, every tensor at a multiple of its element size. Written beside the target and renamed over
+// it; nothing is left behind on failure. Errors: kInvalidArgument (duplicate name, not dense), kIo.
 Status write_safetensors(const std::string& path, std::span<const NamedTensor> tensors);
 
 // "FILE:TENSOR" (the last colon splits). Errors as for read; kInvalidArgument when there is no colon.
@@ -83,7 +88,8 @@ struct ModelConfig {
 
 // Reads DIR/config.json or the text itself. Errors: kNotFound; kCorruptData for JSON that does not parse;
 // kInvalidArgument naming family, field and value for missing, contradictory or refused fields;
-// kUnsupported for an unknown family, listing the known ones.
+// kUnsupported for an unknown family, listing the known ones, and for what is valid but not built yet
+// (quantised weights, another activation, biases).
 Result<ModelConfig> read_model_config(const std::string& dir);
 Result<ModelConfig> parse_model_config(std::string_view json_text);
 
@@ -103,19 +109,27 @@ struct SharedTensors {
   Tensor shared_gate;                   // [1, H] or empty
 };
 
-// A checkpoint folder: config.json and model.safetensors, or model.safetensors.index.json with its
-// shards. Only indexed files are opened.
+struct CheckpointOptions {
+  // Do not read an index: use every tensor of every *.safetensors file whose name begins with "model".
+  // For folders whose index is stale. Nothing is written.
+  bool rebuild_index = false;
+};
+
+// A checkpoint folder: config.json and, where there is one, model.safetensors.index.json with its shards,
+// else model.safetensors. Only indexed files are opened. Copies share the open files. Thread-safe.
 class Checkpoint {
  public:
   // Errors: those of read_model_config and SafetensorsFile::open; kNotFound lists every missing shard;
-  // kCorruptData for an index that names tensors its shards do not hold.
-  static Result<Checkpoint> open(const std::string& dir);
+  // kCorruptData for an index that names tensors its shards do not hold; kInvalidArgument when the
+  // config's list of MoE layers and the tensors contradict each other.
+  static Result<Checkpoint> open(const std::string& dir, const CheckpointOptions& options = {});
 
   const std::string& dir() const;
   const ModelConfig& config() const;
 
-  // Errors of both: kInvalidArgument for a layer out of range or without experts (lists those that have);
-  // kNotFound naming the tensor; kInvalidArgument for a wrong shape or dtype (seen and expected).
+  // Errors of both: kInvalidArgument for a layer out of range or without experts (lists those that have),
+  // for a wrong shape or dtype (seen and expected), for two layouts at once, and for a tensor of the MoE
+  // block that the family does not have; kUnsupported for F16; kNotFound naming the tensor.
   Result<SharedTensors> read_shared(int64_t layer) const;
   // Expert `expert` alone: from per-expert tensors, or its slice of fused ones (gate_up_proj [E, 2F, H]
   // with gate rows first, down_proj [E, H, F]). Reads only that expert's bytes.

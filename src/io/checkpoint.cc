@@ -1,0 +1,211 @@
+// Checkpoint: from a layer and an expert to matrices, through the tables of families.h and the
+// layouts found at open. A tensor's shape and dtype are compared with the config before a byte of
+// it is read, so what was not asked for is never read. Test: tests/io/checkpoint_test.cc.
+#include "argosy/checkpoint.h"
+
+#include <fmt/ranges.h>
+
+#include <utility>
+
+#include "argosy/bfloat16.h"
+#include "base/error.h"
+#include "io/families.h"
+#include "io/json.h"
+#include "io/layer_layout.h"
+#include "io/tensor_directory.h"
+
+namespace argosy {
+
+struct Checkpoint::State {
+  std::string dir;
+  ModelConfig config;
+  const io::Family* family = nullptr;
+  io::TensorDirectory tensors;
+  std::vector<io::LayerLayout> layouts;  // by layer
+
+  Result<const io::LayerLayout*> layout_of(int64_t layer) const;
+};
+
+namespace {
+
+using Entry = io::TensorDirectory::Entry;
+using Shape = std::vector<int64_t>;
+
+// The tensor, when it has this shape and is bf16 or fp32.
+Result<const Entry*> expect(const io::TensorDirectory& tensors, const std::string& name,
+                            const Shape& shape) {
+  const Entry* entry = tensors.find(name);
+  if (entry == nullptr) {
+    return base::error(StatusCode::kNotFound, "no tensor {} in the checkpoint",
+                       io::in_quotes(name));
+  }
+  const TensorInfo& info = *entry->info;
+  if (info.dtype == DType::kF16) {
+    return base::error(StatusCode::kUnsupported, "tensor {} is F16; BF16 and F32 can be read",
+                       io::in_quotes(name));
+  }
+  if (info.dtype != DType::kBF16 && info.dtype != DType::kF32) {
+    return base::invalid("tensor {} is {}, expected BF16 or F32", io::in_quotes(name),
+                         name_of(info.dtype));
+  }
+  if (info.shape != shape) {
+    return base::invalid("tensor {} has shape [{}], config.json asks for [{}]", io::in_quotes(name),
+                         fmt::join(info.shape, ", "), fmt::join(shape, ", "));
+  }
+  return entry;
+}
+
+Result<Tensor> read_whole(const io::TensorDirectory& tensors, const std::string& name,
+                          const Shape& shape) {
+  ARGOSY_ASSIGN_OR_RETURN(const Entry* entry, expect(tensors, name, shape));
+  return entry->file->read(name);
+}
+
+// Some published bf16 conversions round the bias as well; it is widened, which is exact.
+Result<Tensor> read_as_f32(const io::TensorDirectory& tensors, const std::string& name,
+                           int64_t length) {
+  ARGOSY_ASSIGN_OR_RETURN(Tensor stored, read_whole(tensors, name, {length}));
+  if (stored.view().dtype == DType::kF32) return stored;
+  ARGOSY_ASSIGN_OR_RETURN(Tensor wide, Tensor::zeros(DType::kF32, {length}));
+  const BFloat16* from = std::as_const(stored).view().as<BFloat16>();
+  float* to = wide.view().as<float>();
+  for (int64_t i = 0; i < length; ++i) to[i] = from[i].to_float();
+  return wide;
+}
+
+// One matrix inside a tensor of the file.
+struct MatrixPlace {
+  std::string tensor;
+  Shape tensor_shape;
+  int64_t first_element = 0;
+  Shape shape;
+};
+
+struct ExpertPlaces {
+  MatrixPlace gate, up, down;
+};
+
+Result<ExpertTensors> read_places(const io::TensorDirectory& tensors, const ExpertPlaces& places) {
+  const Entry* entries[3];
+  const MatrixPlace* wanted[3] = {&places.gate, &places.up, &places.down};
+  for (int i = 0; i < 3; ++i) {
+    ARGOSY_ASSIGN_OR_RETURN(entries[i],
+                            expect(tensors, wanted[i]->tensor, wanted[i]->tensor_shape));
+    if (entries[i]->info->dtype != entries[0]->info->dtype) {
+      return base::invalid("tensor {} is {} but {} is {}", io::in_quotes(entries[i]->name()),
+                           name_of(entries[i]->info->dtype), io::in_quotes(entries[0]->name()),
+                           name_of(entries[0]->info->dtype));
+    }
+  }
+  ExpertTensors expert;
+  Tensor* out[3] = {&expert.gate, &expert.up, &expert.down};
+  for (int i = 0; i < 3; ++i) {
+    ARGOSY_ASSIGN_OR_RETURN(
+        *out[i], entries[i]->file->read_elements(wanted[i]->tensor, wanted[i]->first_element,
+                                                 wanted[i]->shape));
+  }
+  return expert;
+}
+
+// Matrices that are tensors of their own, named `prefix` + matrix + ".weight".
+ExpertPlaces separate_places(const std::string& prefix, const io::MatrixNames& names, int64_t width,
+                             int64_t hidden) {
+  const auto place = [&](std::string_view matrix, const Shape& shape) {
+    return MatrixPlace{fmt::format("{}{}.weight", prefix, matrix), shape, 0, shape};
+  };
+  return {place(names.gate, {width, hidden}), place(names.up, {width, hidden}),
+          place(names.down, {hidden, width})};
+}
+
+ExpertPlaces fused_places(const std::string& block, int64_t expert, const ModelConfig& config) {
+  const int64_t num_experts = config.router.num_experts;
+  const int64_t width = config.intermediate;
+  const int64_t hidden = config.hidden;
+  // Shapes are compared with the file before the offsets are used, so these products fit wherever
+  // they matter; unsigned arithmetic keeps the others defined.
+  const auto product = [](int64_t a, int64_t b, int64_t c) {
+    return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b) *
+                                static_cast<uint64_t>(c));
+  };
+  const Shape gate_up = {num_experts, 2 * width, hidden};
+  const std::string gate_up_name = block + "experts.gate_up_proj";
+  return {{gate_up_name, gate_up, product(2 * expert, width, hidden), {width, hidden}},
+          {gate_up_name, gate_up, product(2 * expert + 1, width, hidden), {width, hidden}},
+          {block + "experts.down_proj",
+           {num_experts, hidden, width},
+           product(expert, width, hidden),
+           {hidden, width}}};
+}
+
+}  // namespace
+
+Checkpoint::Checkpoint(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+Result<Checkpoint> Checkpoint::open(const std::string& dir, const CheckpointOptions& options) {
+  ARGOSY_ASSIGN_OR_RETURN(ModelConfig config, read_model_config(dir));
+  ARGOSY_ASSIGN_OR_RETURN(io::TensorDirectory tensors, io::TensorDirectory::open(dir, options));
+  const io::Family* family = io::find_family(config.family);
+  Result<std::vector<io::LayerLayout>> layouts = io::find_layer_layouts(tensors, config, *family);
+  if (!layouts) {
+    return Status(layouts.error().code(), fmt::format("{}: {}", dir, layouts.error().message()));
+  }
+  return Checkpoint(std::make_shared<State>(
+      State{dir, std::move(config), family, std::move(tensors), std::move(*layouts)}));
+}
+
+const std::string& Checkpoint::dir() const { return state_->dir; }
+const ModelConfig& Checkpoint::config() const { return state_->config; }
+int64_t Checkpoint::bytes_read() const { return state_->tensors.bytes_read(); }
+
+Result<const io::LayerLayout*> Checkpoint::State::layout_of(int64_t layer) const {
+  const bool in_range = layer >= 0 && layer < config.num_layers;
+  if (!in_range || !config.is_moe_layer[static_cast<size_t>(layer)]) {
+    return base::invalid(
+        "{}: layer {} {}; layers with experts: [{}]", dir, layer,
+        in_range ? "has no experts" : fmt::format("is not in 0 to {}", config.num_layers - 1),
+        fmt::join(config.moe_layers(), ", "));
+  }
+  const io::LayerLayout& layout = layouts[static_cast<size_t>(layer)];
+  if (!layout.problem.ok()) {
+    return Status(layout.problem.code(), fmt::format("{}: {}", dir, layout.problem.message()));
+  }
+  return &layout;
+}
+
+Result<SharedTensors> Checkpoint::read_shared(int64_t layer) const {
+  ARGOSY_ASSIGN_OR_RETURN(const io::LayerLayout* layout, state_->layout_of(layer));
+  const ModelConfig& config = state_->config;
+  const io::TensorDirectory& tensors = state_->tensors;
+  const int64_t num_experts = config.router.num_experts;
+  SharedTensors shared;
+  ARGOSY_ASSIGN_OR_RETURN(shared.gate, read_whole(tensors, layout->block + "gate.weight",
+                                                  {num_experts, config.hidden}));
+  if (state_->family->selection_bias) {
+    ARGOSY_ASSIGN_OR_RETURN(
+        shared.selection_bias,
+        read_as_f32(tensors, layout->block + "gate.e_score_correction_bias", num_experts));
+  }
+  if (config.shared_intermediate > 0) {
+    const ExpertPlaces places = separate_places(layout->block + "shared_experts.", io::kProjections,
+                                                config.shared_intermediate, config.hidden);
+    ARGOSY_ASSIGN_OR_RETURN(shared.shared, read_places(tensors, places));
+  }
+  return shared;
+}
+
+Result<ExpertTensors> Checkpoint::read_expert(int64_t layer, int64_t expert) const {
+  ARGOSY_ASSIGN_OR_RETURN(const io::LayerLayout* layout, state_->layout_of(layer));
+  const ModelConfig& config = state_->config;
+  if (expert < 0 || expert >= config.router.num_experts) {
+    return base::invalid("{}: expert {} is not in 0 to {}", state_->dir, expert,
+                         config.router.num_experts - 1);
+  }
+  if (layout->fused) {
+    return read_places(state_->tensors, fused_places(layout->block, expert, config));
+  }
+  const std::string prefix = fmt::format("{}experts.{}.", layout->block, expert);
+  return read_places(state_->tensors, separate_places(prefix, state_->family->expert,
+                                                      config.intermediate, config.hidden));
+}
+
+}  // namespace argosy

@@ -1,0 +1,273 @@
+// read_model_config: the fields of a config.json through the table of families.h. Nothing is
+// guessed: a field that changes the result is required, or has the default that docs/checkpoints.md
+// states, and a value that this build would ignore is refused. Test: tests/io/config_test.cc.
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "argosy/checkpoint.h"
+#include "base/error.h"
+#include "io/config_fields.h"
+#include "io/families.h"
+#include "io/file.h"
+#include "io/json.h"
+
+namespace argosy {
+namespace {
+
+using io::ConfigFields;
+using io::Family;
+using Json = nlohmann::json;
+
+constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
+constexpr int64_t kMaxLayers =
+    1 << 16;  // bounds is_moe_layer, the one list whose length a number sets
+constexpr int64_t kMaxSharedExperts = 1 << 16;
+constexpr std::string_view kExpertAliases[] = {"num_experts", "num_local_experts",
+                                               "n_routed_experts"};
+
+Status refuse_other_word(const ConfigFields& fields, std::string_view field, std::string_view only,
+                         StatusCode code) {
+  ARGOSY_ASSIGN_OR_RETURN(const std::optional<std::string> word, fields.word(field));
+  if (!word || *word == only) return {};
+  return base::error(code, "{}: {} is {}, only \"{}\" is supported", fields.family(), field,
+                     io::in_quotes(*word), only);
+}
+
+// Fields that would change the result and that this build cannot follow.
+Status check_unsupported(const ConfigFields& fields, const Family& family) {
+  for (const std::string_view field : {"quantization_config", "compression_config"}) {
+    ARGOSY_ASSIGN_OR_RETURN(const Json* value, fields.find(field));
+    if (value != nullptr) {
+      return base::error(StatusCode::kUnsupported,
+                         "{}: {} is present; quantised checkpoints cannot be read yet", family.name,
+                         field);
+    }
+  }
+  ARGOSY_RETURN_IF_ERROR(refuse_other_word(fields, "hidden_act", "silu", StatusCode::kUnsupported));
+  ARGOSY_RETURN_IF_ERROR(
+      refuse_other_word(fields, "scoring_func", family.score_word, StatusCode::kInvalidArgument));
+  ARGOSY_ASSIGN_OR_RETURN(const std::optional<bool> mlp_bias, fields.boolean("mlp_bias"));
+  if (mlp_bias.value_or(false)) {
+    return base::error(StatusCode::kUnsupported,
+                       "{}: mlp_bias is true; experts with biases cannot be "
+                       "read yet",
+                       family.name);
+  }
+  return {};
+}
+
+// `field` says how often a layer has experts: every n-th.
+Result<int64_t> layer_step(const ConfigFields& fields, std::string_view field) {
+  ARGOSY_ASSIGN_OR_RETURN(const std::optional<int64_t> step, fields.integer(field, {.min = 1}));
+  return step.value_or(1);
+}
+
+Status apply_mlp_only_layers(const ConfigFields& fields, std::vector<bool>* is_moe_layer) {
+  constexpr std::string_view kField = "mlp_only_layers";
+  ARGOSY_ASSIGN_OR_RETURN(const Json* list, fields.find(kField));
+  if (list == nullptr) return {};
+  const auto num_layers = is_moe_layer->size();
+  const std::string wanted = fmt::format("wanted a list of layers from 0 to {}", num_layers - 1);
+  if (!list->is_array()) return fields.refused(kField, "no list", wanted);
+  for (const Json& entry : *list) {
+    const bool fits = entry.is_number_unsigned() && entry.get<uint64_t>() < num_layers;
+    if (!fits) {
+      return fields.refused(kField,
+                            entry.is_number() ? "a list with " + entry.dump()
+                                              : "a list with "
+                                                "something else than numbers",
+                            wanted);
+    }
+    (*is_moe_layer)[entry.get<size_t>()] = false;
+  }
+  return {};
+}
+
+Status read_layers(const ConfigFields& fields, const Family& family, ModelConfig* config) {
+  std::vector<bool>& is_moe_layer = config->is_moe_layer;
+  switch (family.layer_rule) {
+    case io::LayerRule::kAll:
+      is_moe_layer.assign(is_moe_layer.size(), true);
+      return {};
+    case io::LayerRule::kAfterFirstDense: {
+      ARGOSY_ASSIGN_OR_RETURN(const int64_t first,
+                              fields.required_integer("first_k_dense_replace", {}));
+      ARGOSY_ASSIGN_OR_RETURN(const int64_t step, layer_step(fields, "moe_layer_freq"));
+      for (int64_t i = 0; i < config->num_layers; ++i) {
+        is_moe_layer[static_cast<size_t>(i)] = i >= first && i % step == 0;
+      }
+      return {};
+    }
+    case io::LayerRule::kSparseStep: {
+      ARGOSY_ASSIGN_OR_RETURN(const int64_t step, layer_step(fields, "decoder_sparse_step"));
+      for (int64_t i = 0; i < config->num_layers; ++i) {
+        is_moe_layer[static_cast<size_t>(i)] = (i + 1) % step == 0;
+      }
+      return apply_mlp_only_layers(fields, &is_moe_layer);
+    }
+  }
+  return base::error(StatusCode::kInternal, "{}: no layer rule", family.name);
+}
+
+// Whether deepseek_v2 limits the choice by groups.
+Result<bool> limited_by_topk_method(const ConfigFields& fields) {
+  ARGOSY_ASSIGN_OR_RETURN(const std::optional<std::string> method, fields.word("topk_method"));
+  // "gready" is how the first published configs spell it.
+  if (!method || *method == "greedy" || *method == "gready") return false;
+  if (*method == "group_limited_greedy") return true;
+  return fields.refused("topk_method", io::in_quotes(*method),
+                        "wanted \"greedy\", \"gready\" or \"group_limited_greedy\"");
+}
+
+Status read_groups(const ConfigFields& fields, const Family& family, RouterSpec* router) {
+  bool limited = family.group_rule == io::GroupRule::kAlways;
+  if (family.group_rule == io::GroupRule::kTopkMethod) {
+    ARGOSY_ASSIGN_OR_RETURN(limited, limited_by_topk_method(fields));
+  }
+  if (!limited) return {};
+  router->group_score = family.group_score;
+  ARGOSY_ASSIGN_OR_RETURN(router->num_groups, fields.required_integer("n_group", {.min = 1}));
+  ARGOSY_ASSIGN_OR_RETURN(router->keep_groups, fields.required_integer("topk_group", {.min = 1}));
+  return {};
+}
+
+Status read_normalise(const ConfigFields& fields, const Family& family, RouterSpec* router) {
+  constexpr std::string_view kField = "norm_topk_prob";
+  ARGOSY_ASSIGN_OR_RETURN(const std::optional<bool> said, fields.boolean(kField));
+  bool normalise = family.norm_rule == io::NormRule::kAlways;
+  if (family.norm_rule == io::NormRule::kField) {
+    ARGOSY_ASSIGN_OR_RETURN(normalise, fields.required_boolean(kField));
+  } else if (said && *said != normalise) {
+    return fields.refused(kField, *said ? "true" : "false",
+                          normalise ? "this family always renormalises"
+                                    : "public implementations of this family disagree on it");
+  }
+  router->normalise = normalise ? Choice::kYes : Choice::kNo;
+  router->normalise_single = router->normalise;
+  return {};
+}
+
+Status read_scaling_factor(const ConfigFields& fields, const Family& family, RouterSpec* router) {
+  constexpr std::string_view kField = "routed_scaling_factor";
+  ARGOSY_ASSIGN_OR_RETURN(const std::optional<double> said, fields.number(kField));
+  if (family.scaling_factor) {
+    ARGOSY_ASSIGN_OR_RETURN(const double factor, fields.required_number(kField));
+    router->routed_scaling_factor = static_cast<float>(factor);
+  } else if (said && *said != 1.0) {
+    return fields.refused(kField, fmt::format("{}", *said), "this family has none");
+  }
+  return {};
+}
+
+Status read_router(const ConfigFields& fields, const Family& family, ModelConfig* config) {
+  RouterSpec& router = config->router;
+  ARGOSY_ASSIGN_OR_RETURN(router.top_k, fields.required_integer("num_experts_per_tok", {.min = 1}));
+  router.score_function = family.score_function;
+  router.selection_bias = family.selection_bias ? Choice::kYes : Choice::kNo;
+  ARGOSY_RETURN_IF_ERROR(read_groups(fields, family, &router));
+  ARGOSY_RETURN_IF_ERROR(read_normalise(fields, family, &router));
+  ARGOSY_RETURN_IF_ERROR(read_scaling_factor(fields, family, &router));
+  if (const Status valid = validate(router); !valid.ok()) {
+    return Status(valid.code(), fmt::format("{}: {}", family.name, valid.message()));
+  }
+  return {};
+}
+
+Status read_shared_width(const ConfigFields& fields, const Family& family, ModelConfig* config) {
+  constexpr std::string_view kField = "n_shared_experts";
+  ARGOSY_ASSIGN_OR_RETURN(const std::optional<int64_t> said,
+                          fields.integer(kField, {.max = kMaxSharedExperts}));
+  const int64_t num_shared = said.value_or(0);
+  if (!family.shared_experts) {
+    ARGOSY_ASSIGN_OR_RETURN(const std::optional<int64_t> width,
+                            fields.integer("shared_expert_intermediate_size", {}));
+    if (num_shared > 0) {
+      return fields.refused(kField, fmt::format("{}", num_shared), "this family has none");
+    }
+    if (width.value_or(0) > 0) {
+      return fields.refused("shared_expert_intermediate_size", fmt::format("{}", *width),
+                            "this family has none");
+    }
+  }
+  config->shared_intermediate = num_shared * config->intermediate;
+  return {};
+}
+
+Result<ModelConfig> read_fields(const ConfigFields& fields, const Family& family) {
+  ModelConfig config;
+  config.family = std::string(family.name);
+  ARGOSY_RETURN_IF_ERROR(check_unsupported(fields, family));
+  ARGOSY_ASSIGN_OR_RETURN(
+      config.num_layers,
+      fields.required_integer("num_hidden_layers", {.min = 1, .max = kMaxLayers}));
+  ARGOSY_ASSIGN_OR_RETURN(config.hidden, fields.required_integer("hidden_size", {.min = 1}));
+  config.is_moe_layer.resize(static_cast<size_t>(config.num_layers));
+  ARGOSY_ASSIGN_OR_RETURN(const std::optional<int64_t> num_experts,
+                          fields.integer_alias(kExpertAliases, {}));
+  if (!num_experts) {
+    return fields.missing(
+        fmt::format("{} (or an alias: {})",
+                    family.name.starts_with("deepseek") ? kExpertAliases[2] : kExpertAliases[0],
+                    fmt::join(kExpertAliases, ", ")));
+  }
+  if (*num_experts == 0) return config;  // a dense model: no layer routes
+  config.router.num_experts = *num_experts;
+  ARGOSY_ASSIGN_OR_RETURN(config.intermediate,
+                          fields.required_integer(family.width_field, {.min = 1}));
+  ARGOSY_RETURN_IF_ERROR(read_shared_width(fields, family, &config));
+  ARGOSY_RETURN_IF_ERROR(read_layers(fields, family, &config));
+  ARGOSY_RETURN_IF_ERROR(read_router(fields, family, &config));
+  return config;
+}
+
+Status unknown_family(const std::string& name) {
+  std::vector<std::string_view> known;
+  for (const Family& family : io::kFamilies) known.push_back(family.name);
+  const auto& later = io::kLaterFamilies;
+  const bool is_later = std::find(later.begin(), later.end(), name) != later.end();
+  return base::error(StatusCode::kUnsupported, "model_type {} is {}; supported: {}; not yet: {}",
+                     io::in_quotes(name), is_later ? "known but not supported yet" : "unknown",
+                     fmt::join(known, ", "), fmt::join(later, ", "));
+}
+
+}  // namespace
+
+std::vector<int64_t> ModelConfig::moe_layers() const {
+  std::vector<int64_t> layers;
+  for (size_t i = 0; i < is_moe_layer.size(); ++i) {
+    if (is_moe_layer[i]) layers.push_back(static_cast<int64_t>(i));
+  }
+  return layers;
+}
+
+Result<ModelConfig> parse_model_config(std::string_view json_text) {
+  ARGOSY_ASSIGN_OR_RETURN(const Json root, io::parse_json(json_text, "config"));
+  if (!root.is_object()) return base::error(StatusCode::kCorruptData, "config: no JSON object");
+  const auto text_config = root.find("text_config");
+  const bool is_nested = text_config != root.end() && !text_config->is_null();
+  if (is_nested && !text_config->is_object()) {
+    return base::invalid("config: text_config is no object");
+  }
+  const Json* nested = is_nested ? &*text_config : nullptr;
+  // The outer model_type of a nested config names the wrapper, not the language model.
+  const bool inner_type = is_nested && nested->contains("model_type");
+  const ConfigFields type_fields("config", inner_type ? nested : &root, nullptr);
+  ARGOSY_ASSIGN_OR_RETURN(const std::optional<std::string> type, type_fields.word("model_type"));
+  if (!type) return type_fields.missing("model_type");
+  const Family* family = io::find_family(*type);
+  if (family == nullptr) return unknown_family(*type);
+  return read_fields(ConfigFields(*type, &root, nested), *family);
+}
+
+Result<ModelConfig> read_model_config(const std::string& dir) {
+  const std::string path = dir + "/config.json";
+  ARGOSY_ASSIGN_OR_RETURN(const std::string text, io::read_text(path, kMaxConfigBytes));
+  Result<ModelConfig> config = parse_model_config(text);
+  if (config) return config;
+  return Status(config.error().code(), fmt::format("{}: {}", path, config.error().message()));
+}
+
+}  // namespace argosy

@@ -1,0 +1,29 @@
+// Where the tensors of each MoE layer are, found once when a checkpoint is opened.
+//
+// A tensor of an MoE block is either known by the family's table or reported; nothing is passed
+// over. Test: tests/io/checkpoint_test.cc.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "argosy/checkpoint.h"
+#include "argosy/status.h"
+#include "io/families.h"
+#include "io/tensor_directory.h"
+
+namespace argosy::io {
+
+struct LayerLayout {
+  std::string block;   // "model.layers.1.mlp."
+  bool fused = false;  // experts.gate_up_proj [E, 2F, H] and experts.down_proj [E, H, F]
+  Status problem;      // why the layer cannot be read, when it cannot
+};
+
+// One entry per layer; those of dense layers stay empty. Errors: kInvalidArgument when a layer that
+// the config calls dense has experts, or when names of two different prefixes are there.
+Result<std::vector<LayerLayout>> find_layer_layouts(const TensorDirectory& directory,
+                                                    const ModelConfig& config,
+                                                    const Family& family);
+
+}  // namespace argosy::io
