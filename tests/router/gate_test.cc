@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <immintrin.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -125,6 +126,18 @@ TEST(GateLogits, ReadsStridedRowsAndStopsAtTheEdges) {
                           TensorView(logits.data() + 1, DType::kF32, {2, 1}))
                   .ok());
   EXPECT_EQ(logits, (std::vector<float>{7.0f, 12.0f, 34.0f, 7.0f}));
+}
+
+// A chain that ends in a flushed negative product ends in -0.
+TEST(GateLogits, WritesNoNegativeZero) {
+  const float x = -0x1p-100f;
+  const float gate = 0x1p-100f;
+  float logit = -1.0f;
+  ASSERT_TRUE(gate_logits(ConstTensorView(&x, DType::kF32, {1, 1}),
+                          ConstTensorView(&gate, DType::kF32, {1, 1}), {}, nullptr,
+                          TensorView(&logit, DType::kF32, {1, 1}))
+                  .ok());
+  EXPECT_EQ(std::bit_cast<uint32_t>(logit), 0u);
 }
 
 TEST(GateLogits, WritesOneNan) {

@@ -77,15 +77,17 @@ TEST(RouterKernel, ScoresAreRoundedOnceFromExactOnes) {
 }
 
 TEST(RouterKernel, SumsInEightLanes) {
-  std::vector<double> values(21);
   std::mt19937_64 random(33);
-  for (double& value : values) value = std::ldexp(1.0, static_cast<int>(random() % 80));
-  double lanes[8] = {};
-  for (size_t i = 0; i < values.size(); ++i) lanes[i % 8] += values[i];
-  const double even = (lanes[0] + lanes[4]) + (lanes[2] + lanes[6]);
-  const double odd = (lanes[1] + lanes[5]) + (lanes[3] + lanes[7]);
-  EXPECT_EQ(router::sum_lanes(values.data(), 21), even + odd);
-  EXPECT_EQ(router::sum_lanes(values.data(), 0), 0.0);
+  std::normal_distribution<double> normal;
+  for (int64_t count = 0; count < 200; ++count) {
+    std::vector<double> values(static_cast<size_t>(count));
+    for (double& value : values) value = normal(random);
+    double lanes[8] = {};
+    for (size_t i = 0; i < values.size(); ++i) lanes[i % 8] += values[i];
+    const double even = (lanes[0] + lanes[4]) + (lanes[2] + lanes[6]);
+    const double odd = (lanes[1] + lanes[5]) + (lanes[3] + lanes[7]);
+    ASSERT_EQ(router::sum_lanes(values.data(), count), even + odd) << count;
+  }
 }
 
 }  // namespace
