@@ -56,12 +56,12 @@ struct Setting {
 
 class Group {
  public:
-  // Collective: yes. Blocks: at most startup_deadline. Compares num_ranks, deadlines, dot_order and the
-  // library version over all ranks, and resolves dot_order kAuto: kAmx if every rank has AMX, else
-  // kVdpbf16. `level` and threads_per_rank are each rank's own.
-  // Errors, on every rank: kDisagree names the field and both values with their ranks; kTimeout names the
-  // ranks that never came; kInvalidArgument for a rank outside [0, num_ranks) or taken twice. Any other
-  // failure of one rank (level, threads) comes out on the others with its code and its rank. A world serves
+  // Collective: yes. Blocks: at most startup_deadline. Compares num_ranks, deadlines, dot_order and
+  // the library version over all ranks, and resolves dot_order kAuto: kAmx if every rank has AMX,
+  // else kVdpbf16. `level` and threads_per_rank are each rank's own. Errors, on every rank:
+  // kDisagree names the field and both values with their ranks; kTimeout names the ranks that never
+  // came; kInvalidArgument for a rank outside [0, num_ranks) or taken twice. Any other failure of
+  // one rank (level, threads) comes out on the others with its code and its rank. A world serves
   // one group, also when joining failed.
   static Result<std::unique_ptr<Group>> join(const GroupOptions& options);
   // Leaves without communicating.
@@ -77,10 +77,11 @@ class Group {
   // Equal on all ranks, different between groups: plans carry it.
   uint64_t id() const;
 
-  // Collective: yes; same fields in the same order everywhere, 64 KiB of text at most. Blocks: at most
-  // step_deadline. Compares a hash of the settings; errors, on every rank: kDisagree naming the first
-  // differing field, the values and their ranks; kInvalidArgument naming the rank with too much text.
-  // After either the group is still usable, although kDisagree has group radius: whoever compared decides.
+  // Collective: yes; same fields in the same order everywhere, 64 KiB of text at most. Blocks: at
+  // most step_deadline. Compares a hash of the settings; errors, on every rank: kDisagree naming
+  // the first differing field, the values and their ranks; kInvalidArgument naming the rank with
+  // too much text. After either the group is still usable, although kDisagree has group radius:
+  // whoever compared decides.
   Status agree(const std::vector<Setting>& settings);
 
   // Collective: yes. Blocks: at most step_deadline.

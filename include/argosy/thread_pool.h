@@ -1,8 +1,9 @@
 // The worker threads of one rank.
 //
-// Results never depend on the number of threads (contract 4.1): tasks write disjoint outputs. Every worker
-// starts from a default MXCSR and restores it (contract 4.5). A waiting worker spins briefly only when the
-// process has a core for it, then yields, then sleeps. Test: tests/platform/thread_pool_test.cc.
+// Results never depend on the number of threads (contract 4.1): tasks write disjoint outputs. Every
+// worker starts from a default MXCSR and restores it (contract 4.5). A waiting worker spins briefly
+// only when the process has a core for it, then yields, then sleeps. Test:
+// tests/platform/thread_pool_test.cc.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +25,10 @@ class ThreadPool {
 
   int num_threads() const;
 
-  // Calls body(task, thread) for every task in [0, num_tasks), each once, on the pool's threads and the
-  // caller; thread is in [0, num_threads()). Returns when all are done; what they wrote is then visible
-  // to the caller. Allocates nothing. One caller at a time; not from inside a task. `body` must not throw.
+  // Calls body(task, thread) for every task in [0, num_tasks), each once, on the pool's threads and
+  // the caller; thread is in [0, num_threads()). Returns when all are done; what they wrote is then
+  // visible to the caller. Allocates nothing. One caller at a time; not from inside a task. `body`
+  // must not throw.
   template <typename Body>
   void parallel_for(int64_t num_tasks, Body&& body) {
     using Plain = std::remove_reference_t<Body>;

@@ -1,5 +1,5 @@
-// The floating-point environment belongs to the caller (contract 4.5): save, set what the operation needs,
-// restore. Test: tests/platform/float_env_test.cc.
+// The floating-point environment belongs to the caller (contract 4.5): save, set what the operation
+// needs, restore. Test: tests/platform/float_env_test.cc.
 #pragma once
 
 #include <immintrin.h>

@@ -84,8 +84,8 @@ std::string shown(std::string_view value) {
   return fmt::format("\"{}\"... ({} bytes)", value.substr(0, kMaxShownBytes), value.size());
 }
 
-// "\"4\" on rank(s) 0, 2-3; \"8\" on rank(s) 1", by rising first rank. `what_of` gives what to
-// compare.
+// `"4" on ranks 0, 2-3; "8" on rank 1`, by rising first rank; entries that are shown alike count as
+// equal.
 template <typename Shown>
 std::string list_by_rank(const std::vector<Entry>& entries, const Shown& shown_of) {
   std::vector<std::pair<std::string, std::vector<int>>> ranks_of;

@@ -56,6 +56,18 @@ TEST(WaitUntil, SeesAConditionThatRingsNoBellWithinTheCap) {
   setter.join();
 }
 
+TEST(WaitUntil, SeesASignalBetweenItsCheckAndItsMark) {
+  Doorbell bell;
+  int num_checks = 0;
+  const Clock::time_point start = Clock::now();
+  EXPECT_TRUE(wait_until(bell, kSleepAtOnce, Deadline::after(milliseconds(4'000)), [&] {
+    // The signal comes right after the first check.
+    if (num_checks++ == 0) bell.ring();
+    return num_checks > 1;
+  }));
+  EXPECT_LT(Clock::now() - start, milliseconds(3'000));
+}
+
 TEST(WaitUntil, WakesOneSleeperOrAll) {
   Doorbell bell;
   std::atomic<int> num_awake{0};

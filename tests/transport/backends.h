@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,10 @@ inline std::vector<Backend> all_backends() { return {{"inproc", run_inproc}}; }
 struct BackendAndRanks {
   Backend backend;
   int num_ranks;
+
+  friend void PrintTo(const BackendAndRanks& param, std::ostream* out) {
+    *out << param.backend.name << " with " << param.num_ranks << " ranks";
+  }
 };
 
 inline std::vector<BackendAndRanks> all_backends_and_ranks() {

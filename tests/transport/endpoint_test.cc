@@ -315,6 +315,27 @@ TEST_P(BackendTest, ARankThatLeavesIsNamedAtOnceByAllWhoWaitForIt) {
   });
 }
 
+TEST_P(BackendTest, WhoFindsALostRankTellsThoseWhoWaitForHim) {
+  if (num_ranks() < 3) return;
+  std::atomic<int> num_ready{0};
+  std::atomic<int> num_done{0};
+  run([&](Endpoint& endpoint) {
+    const Window window = endpoint.alloc(64, ample()).value();
+    num_ready.fetch_add(1);
+    while (num_ready.load() < num_ranks()) testing::sleep_ms(1);
+    if (endpoint.rank() == 0) return;
+    // Rank 1 waits for rank 0, which has left; all others wait for rank 1, which stays.
+    const std::vector<WaitItem> items = {{endpoint.rank() == 1 ? 0 : 1, 0, 1}};
+    const Status status =
+        endpoint.wait_all(window, items, Deadline::after(milliseconds(20'000)), "chain");
+    EXPECT_EQ(status.code(), endpoint.rank() == 1 ? StatusCode::kPeerLost : StatusCode::kAborted)
+        << status.to_string();
+    EXPECT_TRUE(contains(status.message(), "rank 1 waits for rank 0, which has left"));
+    num_done.fetch_add(1);
+    while (num_done.load() < num_ranks() - 1) testing::sleep_ms(1);
+  });
+}
+
 TEST_P(BackendTest, TheLastSignalOfARankThatLeftCounts) {
   const int num_repeats = testing::kUnderSanitizer ? 20 : 50;
   for (int repeat = 0; repeat < num_repeats; ++repeat) {
