@@ -29,6 +29,15 @@ int main(int argc, char** argv) {
   add_info_command(app, &exit_code);
   add_run_command(app, &exit_code);
   add_route_command(app, &exit_code);
+  // CLI11 would only say that a subcommand is missing.
+  if (argc > 1 && argv[1][0] != '-') {
+    const std::string word = argv[1];
+    const auto named = [&](const CLI::App* command) { return command->get_name() == word; };
+    if (app.get_subcommands(named).empty()) {
+      print_error("'" + word + "' is no command; there are info, run, route");
+      return kExitBadInput;
+    }
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -5,7 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
 #include <latch>
 #include <memory>
 #include <system_error>
@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "argosy/checkpoint.h"
+#include "argosy/exchange.h"
 #include "argosy/group.h"
 #include "argosy/plan.h"
 
@@ -193,6 +194,18 @@ Status merge_rank_errors(std::span<const Status> statuses) {
     }
   }
   if (groups.empty()) return Status();
+  // A rank that was aborted by one that is listed anyway has nothing to add.
+  const auto is_echo = [&](const SharedMessage& group) {
+    return group.status.code() == StatusCode::kAborted &&
+           std::any_of(groups.begin(), groups.end(), [&](const SharedMessage& other) {
+             return other.status.code() != StatusCode::kAborted &&
+                    group.status.message().find(other.status.message()) != std::string::npos;
+           });
+  };
+  std::vector<SharedMessage> own;
+  std::copy_if(groups.begin(), groups.end(), std::back_inserter(own),
+               [&](const SharedMessage& group) { return !is_echo(group); });
+  groups = std::move(own);
   std::stable_sort(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
     return distance_from_cause(a.status.code()) < distance_from_cause(b.status.code());
   });
@@ -211,6 +224,12 @@ Status merge_rank_errors(std::span<const Status> statuses) {
 
 Result<RanksResult> run_ranks(const RunRanksOptions& options, const ModelConfig& config,
                               const ConstTensorView& hidden, Progress& progress) {
+  // Found here once, not by every rank in a race.
+  ExchangeOptions exchange{hidden.dtype, config.hidden, config.router.num_experts,
+                           config.router.top_k};
+  exchange.receive_budget_bytes =
+      options.receive_budget_bytes.value_or(exchange.receive_budget_bytes);
+  ARGOSY_RETURN_IF_ERROR(size_exchange(exchange, options.num_ranks).error());
   std::vector<RankState> ranks(static_cast<size_t>(options.num_ranks));
   const auto state_of = [&](int rank) -> RankState& { return ranks[static_cast<size_t>(rank)]; };
   progress.begin("load", options.num_ranks);

@@ -31,11 +31,14 @@ double round_to(double value, SelectionPrecision precision) {
                                                 : value;
 }
 
-double log_sum_exp(std::span<const double> values) {
+// log(e^v / sum of all e^v). The peak is taken off first: beside 1e8 the logarithm of a sum is lost.
+std::vector<double> log_softmax(std::span<const double> values) {
   const double peak = *std::max_element(values.begin(), values.end());
   double sum = 0;
   for (const double value : values) sum += std::exp(value - peak);
-  return peak + std::log(sum);
+  std::vector<double> result;
+  for (const double value : values) result.push_back((value - peak) - std::log(sum));
+  return result;
 }
 
 // Logarithm of every unbiased score. For kSoftmaxTopK, whose weights are a softmax over the chosen
@@ -43,11 +46,8 @@ double log_sum_exp(std::span<const double> values) {
 std::vector<double> log_scores(ScoreFunction function, std::span<const double> logits) {
   std::vector<double> result(logits.begin(), logits.end());
   switch (function) {
-    case ScoreFunction::kSoftmax: {
-      const double total = log_sum_exp(logits);
-      for (double& value : result) value -= total;
-      break;
-    }
+    case ScoreFunction::kSoftmax:
+      return log_softmax(logits);
     case ScoreFunction::kSigmoid:
       for (double& value : result) value = -softplus(-value);
       break;
@@ -140,14 +140,13 @@ std::vector<double> weights_of(const RouterSpec& spec, const std::vector<double>
   for (const int32_t expert : experts) chosen.push_back(log_score[static_cast<size_t>(expert)]);
   const Choice choice = spec.top_k == 1 ? spec.normalise_single : spec.normalise;
   const bool over_chosen = spec.score_function == ScoreFunction::kSoftmaxTopK;
-  double shift = 0;
   if (over_chosen || (choice == Choice::kYes && spec.weight_norm == WeightNorm::kExact)) {
-    shift = log_sum_exp(chosen);
+    chosen = log_softmax(chosen);
   }
   std::vector<double> weights;
   double sum = 0;
   for (const double value : chosen) {
-    weights.push_back(std::exp(value - shift));
+    weights.push_back(std::exp(value));
     sum += weights.back();
   }
   const bool divide = choice == Choice::kYes && spec.weight_norm == WeightNorm::kReference;

@@ -56,6 +56,13 @@ TEST(RankErrors, OneMessageOfAllRanksIsSaidOnce) {
   EXPECT_EQ(merged.message(), "no layer 9");
 }
 
+TEST(RankErrors, RanksThatOnlyRepeatTheCauseAreLeftOut) {
+  const std::vector<Status> statuses = {
+      Status(StatusCode::kAborted, "rank 1 aborted the group: NonFinite: token 7 holds NaN"),
+      Status(StatusCode::kNonFinite, "token 7 holds NaN")};
+  EXPECT_EQ(merge_rank_errors(statuses).message(), "rank 1: token 7 holds NaN");
+}
+
 TEST(RankErrors, ATimeoutStaysATimeoutWhenOthersWereAborted) {
   const std::vector<Status> statuses = {Status(StatusCode::kAborted, "a"),
                                         Status(StatusCode::kTimeout, "b")};

@@ -36,7 +36,7 @@ Words run_with(const Words& more) { return run_arguments("mixtral_tiny", 0, "f32
 TEST(Usage, BadCommandLinesAreRefusedByName) {
   const std::vector<BadUsage> table = {
       {{}, {"subcommand"}},
-      {{"sail"}, {"sail"}},
+      {{"sail"}, {"'sail'", "info, run, route"}},
       {{"info", "--colour"}, {"--colour"}},
       {{"run"}, {"--"}},
       {{"route", "--preset", "mixtral"}, {"--"}},
@@ -67,6 +67,7 @@ TEST(Usage, BadOptionValuesAreNamed) {
       {run_with({"--timeout", "inf"}), {"'inf'"}},
       {run_with({"--receive-budget", "0"}), {"--receive-budget", "'0'"}},
       {run_with({"--receive-budget", "many"}), {"'many'"}},
+      {run_with({"--ranks", "4", "--receive-budget", "255"}), {"255", "256"}},
       {run_with({"--compare", "no_colon"}), {"--compare", "no_colon"}},
       {run_with({"--layer", "-1"}), {"--layer", "'-1'"}},
   };
