@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <memory>
 #include <thread>
 
 namespace argosy::testing {
@@ -28,8 +27,9 @@ TEST(AllocCounter, SeesEveryWayIntoTheHeap) {
   EXPECT_EQ(allocations_of([&] { memory = std::aligned_alloc(64, 128); }), 1);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(memory) % 64, 0u);
   std::free(memory);
-  std::unique_ptr<int> number;
-  EXPECT_EQ(allocations_of([&] { number = std::make_unique<int>(1); }), 1);
+  int* volatile number = nullptr;
+  EXPECT_EQ(allocations_of([&] { number = new int(1); }), 1);
+  delete number;
   EXPECT_EQ(allocations_of([] {}), 0);
 }
 

@@ -183,10 +183,10 @@ Status InprocEndpoint::timed_out(const Conditions& conditions, platform::Deadlin
     if (is_silent) silences.push_back({conditions.peer(i), have, conditions.want(i)});
   }
   if (silences.empty()) return health();  // the last one came just now
-  const auto peer_of = [](const Silence& silence) { return silence.peer; };
-  std::ranges::stable_sort(silences, {}, peer_of);
-  const auto repeated = std::ranges::unique(silences, {}, peer_of);
-  silences.erase(repeated.begin(), repeated.end());
+  // Not std::ranges::unique: clang 14 rejects its subrange with this standard library.
+  std::ranges::stable_sort(silences, {}, &Silence::peer);
+  const auto same_peer = [](const Silence& a, const Silence& b) { return a.peer == b.peer; };
+  silences.erase(std::unique(silences.begin(), silences.end(), same_peer), silences.end());
   Status timeout = base::error(StatusCode::kTimeout, "{}: rank {} waited {} ms for {}", what, rank_,
                                deadline.span().count(), describe_silences(silences));
   world_.poison(rank_, timeout);
