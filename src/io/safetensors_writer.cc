@@ -5,11 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
 
 #include "argosy/checkpoint.h"
 #include "base/error.h"

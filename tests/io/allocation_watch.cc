@@ -10,9 +10,12 @@ namespace {
 thread_local size_t largest = 0;
 }  // namespace
 
-void* operator new(size_t bytes) {
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   largest = std::max(largest, bytes);
-  void* memory = std::malloc(bytes == 0 ? 1 : bytes);
+  return std::malloc(bytes == 0 ? 1 : bytes);
+}
+void* operator new(size_t bytes) {
+  void* memory = operator new(bytes, std::nothrow);
   if (memory == nullptr) std::abort();
   return memory;
 }

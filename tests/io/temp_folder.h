@@ -25,7 +25,8 @@ class TempFolder {
 
   std::string write(std::string_view name, std::string_view bytes) const {
     const std::string path = *this / name;
-    std::filesystem::remove(path);  // some file systems flush a file that is cut to nothing and refilled
+    // Some file systems flush a file that is cut to nothing and filled again.
+    std::filesystem::remove(path);
     std::ofstream(path, std::ios::binary)
         .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     return path;
