@@ -8,7 +8,7 @@
 
 #include <ctime>
 
-#include "platform/cores.h"
+#include "platform/cpu_detect.h"
 
 namespace argosy::platform {
 
