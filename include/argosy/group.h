@@ -37,10 +37,21 @@ class InprocWorld {
   std::unique_ptr<State> state_;
 };
 
+// How ranks reach each other.
+enum class TransportKind {
+  kAuto,    // inproc when `inproc` is given or num_ranks is 1, else shm
+  kInproc,  // ranks are threads of one process
+  kShm,     // ranks are processes of one host
+};
+
 struct GroupOptions {
   int rank = 0;
   int num_ranks = 1;
+  TransportKind transport = TransportKind::kAuto;
   std::shared_ptr<InprocWorld> inproc;  // may be null when num_ranks is 1
+  // shm: the name ranks of one job meet under; the same on every rank, different between jobs. A process
+  // that joins several groups of one job meets the same peers in the same order.
+  std::string job;
   std::chrono::milliseconds startup_deadline{60'000};
   std::chrono::milliseconds step_deadline{30'000};
   DotOrder dot_order = DotOrder::kAuto;

@@ -8,6 +8,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <span>
 #include <utility>
 
@@ -18,6 +20,7 @@
 #include "transport/inproc/endpoint.h"
 #include "transport/inproc/world.h"
 #include "transport/join.h"
+#include "transport/shm/endpoint.h"
 
 namespace argosy {
 
@@ -73,23 +76,6 @@ Result<LocalFacts> find_local_facts(const GroupOptions& options, const JoinOverr
   return facts;
 }
 
-Result<std::shared_ptr<InprocWorld>> find_world(const GroupOptions& options) {
-  if (options.inproc != nullptr) return options.inproc;
-  if (options.num_ranks == 1) return InprocWorld::create(1);
-  return base::invalid("num_ranks is {}, but no InprocWorld is given for the ranks to meet",
-                       options.num_ranks);
-}
-
-std::vector<Setting> shared_settings(const GroupOptions& options, const JoinOverrides& overrides) {
-  return {
-      {"argosy_version", overrides.version.value_or(ARGOSY_VERSION)},
-      {"num_ranks", fmt::format("{}", options.num_ranks)},
-      {"startup_deadline_ms", fmt::format("{}", options.startup_deadline.count())},
-      {"step_deadline_ms", fmt::format("{}", options.step_deadline.count())},
-      {"dot_order", std::string(name_of(options.dot_order))},
-  };
-}
-
 // Differs between groups of one process by the counter, between processes by the time. Never 0.
 uint64_t new_group_id() {
   static std::atomic<uint64_t> num_groups{0};
@@ -101,6 +87,63 @@ uint64_t new_group_id() {
   id = (id ^ (id >> 27)) * 0x94D049BB133111EBu;
   id ^= id >> 31;
   return id != 0 ? id : 1;
+}
+
+bool uses_shm(const GroupOptions& options) {
+  if (options.transport != TransportKind::kAuto) return options.transport == TransportKind::kShm;
+  return options.inproc == nullptr && options.num_ranks != 1;
+}
+
+Result<std::shared_ptr<InprocWorld>> find_world(const GroupOptions& options) {
+  if (options.inproc != nullptr) return options.inproc;
+  if (options.num_ranks == 1) return InprocWorld::create(1);
+  return base::invalid("num_ranks is {}, but no InprocWorld is given for the ranks to meet",
+                       options.num_ranks);
+}
+
+// Takes this rank's place among the others; `own` says whether it can join at all, and is told to them.
+Result<std::unique_ptr<Endpoint>> attach_inproc(const GroupOptions& options, const Status& own,
+                                                Deadline deadline) {
+  ARGOSY_ASSIGN_OR_RETURN(std::shared_ptr<InprocWorld> world, find_world(options));
+  if (!own.ok()) {
+    world->state().refuse(options.rank, base::error(own.code(), "rank {} could not join: {}",
+                                                    options.rank, own.message()));
+    return own;
+  }
+  return transport::inproc::attach(std::move(world), options.rank, options.num_ranks, deadline);
+}
+
+// How many groups this process has joined as one rank of one job: a group's name needs it.
+uint64_t next_generation(const std::string& job, int rank) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, int>, uint64_t> generations;
+  const std::lock_guard lock(mutex);
+  return generations[{job, rank}]++;
+}
+
+Result<std::unique_ptr<Endpoint>> attach_shm(const GroupOptions& options, const Status& own,
+                                             Deadline deadline) {
+  if (options.job.empty() && options.num_ranks != 1) {
+    return base::invalid("num_ranks is {}, but no job is given for the processes to meet under",
+                         options.num_ranks);
+  }
+  transport::shm::Seat seat;
+  seat.job = options.job.empty() ? fmt::format("alone-{}", new_group_id()) : options.job;
+  seat.generation = next_generation(seat.job, options.rank);
+  seat.rank = options.rank;
+  seat.num_ranks = options.num_ranks;
+  seat.heap_bytes = transport::shm::kDefaultHeapBytes;
+  return transport::shm::attach(seat, own, deadline);
+}
+
+std::vector<Setting> shared_settings(const GroupOptions& options, const JoinOverrides& overrides) {
+  return {
+      {"argosy_version", overrides.version.value_or(ARGOSY_VERSION)},
+      {"num_ranks", fmt::format("{}", options.num_ranks)},
+      {"startup_deadline_ms", fmt::format("{}", options.startup_deadline.count())},
+      {"step_deadline_ms", fmt::format("{}", options.step_deadline.count())},
+      {"dot_order", std::string(name_of(options.dot_order))},
+  };
 }
 
 Result<SharedFacts> share_facts(Endpoint& endpoint, bool has_amx, Deadline deadline) {
@@ -132,20 +175,17 @@ DotOrder resolve(DotOrder asked, bool all_have_amx) {
 Result<std::unique_ptr<Group>> transport::GroupAccess::join(const GroupOptions& options,
                                                             const JoinOverrides& overrides) {
   const Deadline deadline = Deadline::after(options.startup_deadline);
-  ARGOSY_ASSIGN_OR_RETURN(std::shared_ptr<InprocWorld> world, find_world(options));
   Result<LocalFacts> facts = find_local_facts(options, overrides);
-  if (!facts.has_value()) {
-    world->state().refuse(
-        options.rank, base::error(facts.error().code(), "rank {} could not join: {}", options.rank,
-                                  facts.error().message()));
-    return facts.error();
-  }
+  Result<std::unique_ptr<Endpoint>> endpoint =
+      uses_shm(options) ? attach_shm(options, facts.error(), deadline)
+                        : attach_inproc(options, facts.error(), deadline);
+  ARGOSY_RETURN_IF_ERROR(facts.error());
+  ARGOSY_RETURN_IF_ERROR(endpoint.error());
   auto state = std::make_unique<Group::State>();
   state->step_deadline = options.step_deadline;
   state->level = facts->level;
   state->pool = std::move(facts->pool);
-  ARGOSY_ASSIGN_OR_RETURN(
-      state->endpoint, inproc::attach(std::move(world), options.rank, options.num_ranks, deadline));
+  state->endpoint = std::move(*endpoint);
   ARGOSY_ASSIGN_OR_RETURN(state->agreement, Agreement::create(*state->endpoint, deadline));
   ARGOSY_RETURN_IF_ERROR(state->agreement->agree(shared_settings(options, overrides), deadline));
   ARGOSY_ASSIGN_OR_RETURN(const SharedFacts shared,

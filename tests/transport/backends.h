@@ -3,15 +3,18 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
 
+#include "platform/local_socket.h"
 #include "support/rank_threads.h"
 #include "transport/endpoint.h"
 #include "transport/inproc/endpoint.h"
+#include "transport/shm/endpoint.h"
 
 namespace argosy::transport {
 
@@ -36,7 +39,20 @@ inline void run_inproc(int num_ranks, const std::function<void(Endpoint&)>& body
   });
 }
 
-inline std::vector<Backend> all_backends() { return {{"inproc", run_inproc}}; }
+// Ranks as threads that meet and map memory as processes do.
+inline void run_shm(int num_ranks, const std::function<void(Endpoint&)>& body) {
+  static std::atomic<int> num_jobs{0};
+  const std::string job =
+      "test-" + std::to_string(platform::own_pid()) + "-" + std::to_string(num_jobs.fetch_add(1));
+  testing::run_ranks(num_ranks, [&](int rank) {
+    const shm::Seat seat{job, 0, rank, num_ranks, int64_t{1} << 30};
+    Result<std::unique_ptr<Endpoint>> endpoint = shm::attach(seat, {}, ample());
+    ASSERT_TRUE(endpoint.has_value()) << endpoint.error().to_string();
+    body(**endpoint);
+  });
+}
+
+inline std::vector<Backend> all_backends() { return {{"inproc", run_inproc}, {"shm", run_shm}}; }
 
 struct BackendAndRanks {
   Backend backend;
