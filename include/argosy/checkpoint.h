@@ -76,11 +76,11 @@ struct ModelConfig {
   std::string family;  // the config's model_type
   int64_t num_layers = 0;
   int64_t hidden = 0;
-  int64_t intermediate = 0;             // width of one routed expert
-  int64_t shared_intermediate = 0;      // width of all shared experts together; 0 = none
-  bool shared_gate = false;             // the shared experts' row is scaled by sigmoid(x . gate)
-  std::vector<bool> is_moe_layer;       // [num_layers]
-  RouterSpec router;                    // validated
+  int64_t intermediate = 0;         // width of one routed expert
+  int64_t shared_intermediate = 0;  // width of all shared experts together; 0 = none
+  bool shared_gate = false;         // the shared experts' row is scaled by sigmoid(x . gate)
+  std::vector<bool> is_moe_layer;   // [num_layers]
+  RouterSpec router;                // validated
 
   // Layers with experts, rising.
   std::vector<int64_t> moe_layers() const;
@@ -102,11 +102,12 @@ struct ExpertTensors {
 
 // What every rank holds of one MoE layer.
 struct SharedTensors {
-  Tensor gate;                          // router, [E, H]
-  Tensor gate_bias;                     // [E] or empty
-  Tensor selection_bias;                // fp32 [E] or empty
-  std::optional<ExpertTensors> shared;  // the shared experts as one MLP of width shared_intermediate
-  Tensor shared_gate;                   // [1, H] or empty
+  Tensor gate;            // router, [E, H]
+  Tensor gate_bias;       // [E] or empty
+  Tensor selection_bias;  // fp32 [E] or empty
+  std::optional<ExpertTensors>
+      shared;          // the shared experts as one MLP of width shared_intermediate
+  Tensor shared_gate;  // [1, H] or empty
 };
 
 struct CheckpointOptions {

@@ -27,7 +27,8 @@ class PackedWeights {
   PackedWeights() = default;
   // dtype kBF16 or kF32. Errors: kInvalidArgument (sizes), kOutOfMemory (bytes asked for).
   // num_groups = 0 is legal.
-  static Result<PackedWeights> create(Kind kind, DType dtype, int64_t num_groups, int64_t n, int64_t k);
+  static Result<PackedWeights> create(Kind kind, DType dtype, int64_t num_groups, int64_t n,
+                                      int64_t k);
 
   // Packs one group. Any strides and alignment; may be called again with new values. Different groups may
   // be set by different threads at a time. A group never set is zero. Errors: kInvalidArgument for a group

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 
 #include "base/env.h"
@@ -128,14 +127,6 @@ std::string model_name() {
   return name.substr(first, name.find_last_not_of(' ') - first + 1);
 }
 
-int num_usable_cores() {
-  const int cpus = num_affinity_cpus();
-  const std::optional<double> limit =
-      cgroup_cpu_limit(read_small_file("/proc/self/cgroup"), "/sys/fs/cgroup");
-  if (!limit.has_value() || *limit >= cpus) return cpus;
-  return std::max(1, static_cast<int>(std::ceil(*limit)));
-}
-
 }  // namespace
 
 CpuFeatures cpu_features() {
@@ -189,7 +180,7 @@ Result<CpuInfo> detect_cpu(const std::optional<std::string>& cap) {
   CpuInfo info;
   info.vendor = vendor_name();
   info.model_name = model_name();
-  info.num_cores = num_usable_cores();
+  info.num_cores = usable_cores();
   info.caches = caches_from_sys("/sys/devices/system/cpu/cpu0/cache");
   if (info.caches.empty()) info.caches = caches_from_cpuid();
   UsableLevels usable = usable_levels(cpu_features(), max_level, passes_self_test);

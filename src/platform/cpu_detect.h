@@ -44,6 +44,10 @@ int num_affinity_cpus();
 // control groups are mounted.
 std::optional<double> cgroup_cpu_limit(std::string_view cgroup_file, const std::string& root);
 
+// Whole cores this process may keep busy: the affinity mask, cut by the control groups' quota (1.5 CPUs
+// are one core: a second would be there half of the time). At least 1.
+int usable_cores();
+
 // Caches of one CPU from its /sys folder; empty when there is none.
 std::vector<CacheInfo> caches_from_sys(const std::string& dir);
 

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <memory>
 
 #include "platform/cpu_detect.h"
@@ -102,6 +101,14 @@ std::optional<double> cgroup_cpu_limit(std::string_view cgroup_file, const std::
     }
   }
   return limit;
+}
+
+int usable_cores() {
+  const int cpus = num_affinity_cpus();
+  const std::optional<double> limit =
+      cgroup_cpu_limit(read_small_file("/proc/self/cgroup"), "/sys/fs/cgroup");
+  if (!limit.has_value() || *limit >= cpus) return cpus;
+  return std::max(1, static_cast<int>(*limit));
 }
 
 std::vector<CacheInfo> caches_from_sys(const std::string& dir) {

@@ -8,7 +8,7 @@
 
 #include <ctime>
 
-#include "platform/cores.h"
+#include "platform/cpu_detect.h"
 
 namespace argosy::platform {
 
@@ -28,11 +28,13 @@ void Doorbell::Sleeper::sleep_until(Clock::time_point end) const {
   timeout.tv_nsec = static_cast<long>(span % kSecond);  // NOLINT(google-runtime-int): POSIX type
   // Every way out is fine: rung, other count, interrupted, timed out. The caller checks its
   // condition.
-  syscall(SYS_futex, &bell_.num_rings_, FUTEX_WAIT_PRIVATE, seen_, &timeout, nullptr, 0);
+  const int operation = bell_.scope_ == Scope::kThreads ? FUTEX_WAIT_PRIVATE : FUTEX_WAIT;
+  syscall(SYS_futex, &bell_.num_rings_, operation, seen_, &timeout, nullptr, 0);
 }
 
 void Doorbell::wake(int max_wake) {
-  syscall(SYS_futex, &num_rings_, FUTEX_WAKE_PRIVATE, max_wake, nullptr, nullptr, 0);
+  const int operation = scope_ == Scope::kThreads ? FUTEX_WAKE_PRIVATE : FUTEX_WAKE;
+  syscall(SYS_futex, &num_rings_, operation, max_wake, nullptr, nullptr, 0);
 }
 
 void yield_core() { sched_yield(); }

@@ -35,6 +35,10 @@ struct WaitPolicy {
 // (release) and rings then. Any number of threads may ring, and any number may sleep.
 class alignas(64) Doorbell {
  public:
+  // Who may ring and sleep: threads of one process, or of any process that has mapped the memory.
+  enum class Scope : uint32_t { kThreads, kProcesses };
+  explicit Doorbell(Scope scope = Scope::kThreads) : scope_(scope) {}
+
   // Wakes at most `max_wake` sleepers.
   void ring(int max_wake = std::numeric_limits<int>::max()) {
     // seq_cst, pairs with Sleeper(): either the sleeper reads this count, and with it everything
@@ -75,6 +79,7 @@ class alignas(64) Doorbell {
 
   std::atomic<uint32_t> num_rings_{0};     // the futex word
   std::atomic<uint32_t> num_sleepers_{0};  // each sleeper adds and takes away its own one
+  const Scope scope_;
 };
 
 // Gives the core to another thread that can run.

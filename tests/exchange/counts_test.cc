@@ -7,13 +7,13 @@
 
 #include "argosy/exchange.h"
 #include "support/routing_cases.h"
-#include "support/run_ranks.h"
+#include "support/run_group.h"
 
 namespace argosy {
 namespace {
 
 using testing::RoutingCase;
-using testing::run_ranks;
+using testing::run_group;
 
 ExchangeOptions options_of(int64_t experts, int64_t top_k) {
   ExchangeOptions options;
@@ -30,7 +30,7 @@ ExchangeOptions options_of(int64_t experts, int64_t top_k) {
 std::vector<Status> spoiled_call(const std::function<Status(Routing*)>& spoil) {
   const RoutingCase one = testing::routing_cases(3, 8, 2, 21)[0];
   std::vector<Status> statuses(3);
-  run_ranks(3, [&](Group& group) {
+  run_group(3, [&](Group& group) {
     const auto rank = static_cast<size_t>(group.rank());
     Result<std::unique_ptr<Exchange>> exchange = Exchange::create(group, options_of(8, 2));
     ASSERT_TRUE(exchange.has_value()) << exchange.error().to_string();
@@ -119,7 +119,7 @@ TEST(Counts, OptionsThatDifferAreRefused) {
       {"group_alignment", [](ExchangeOptions* o) { o->group_alignment = 2; }},
   };
   for (const Row& row : rows) {
-    run_ranks(3, [&](Group& group) {
+    run_group(3, [&](Group& group) {
       ExchangeOptions options = options_of(8, 2);
       if (group.rank() == 2) row.change(&options);
       const Result<std::unique_ptr<Exchange>> exchange = Exchange::create(group, options);
@@ -134,7 +134,7 @@ TEST(Counts, OptionsThatDifferAreRefused) {
 // C086: a rank idle in one step, busy in the next; epochs stay aligned.
 TEST(Counts, IdleThenBusy) {
   const std::vector<RoutingCase> cases = testing::routing_cases(3, 8, 2, 4);
-  run_ranks(3, [&](Group& group) {
+  run_group(3, [&](Group& group) {
     Result<std::unique_ptr<Exchange>> exchange = Exchange::create(group, options_of(8, 2));
     ASSERT_TRUE(exchange.has_value());
     for (int repeat = 0; repeat < 30; ++repeat) {

@@ -12,13 +12,13 @@
 
 #include "exchange/state.h"
 #include "support/routing_cases.h"
-#include "support/run_ranks.h"
+#include "support/run_group.h"
 
 namespace argosy {
 namespace {
 
 using testing::RoutingCase;
-using testing::run_ranks;
+using testing::run_group;
 
 constexpr int64_t kHidden = 5;
 
@@ -158,7 +158,7 @@ TEST_P(ExchangeRanks, RowsAndSumsAreExact) {
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   const std::vector<RoutingCase> cases =
       testing::routing_cases(shape.num_ranks, shape.num_experts, shape.top_k, seed);
-  run_ranks(shape.num_ranks, [&](Group& group) {
+  run_group(shape.num_ranks, [&](Group& group) {
     for (const auto& [alignment, budget_rows] :
          {std::pair<int64_t, int64_t>{1, 4096}, {1, 3}, {4, 8}}) {
       ExchangeOptions options;
@@ -203,7 +203,7 @@ ExchangeOptions small_options() {
 // Several exchanges in flight on one group: all issued before any is waited for.
 TEST(Exchange, SeveralInFlight) {
   const std::vector<RoutingCase> cases = testing::routing_cases(3, 4, 2, 8);
-  run_ranks(3, [&](Group& group) {
+  run_group(3, [&](Group& group) {
     std::vector<std::unique_ptr<Exchange>> exchanges;
     std::vector<CountsMatrix> counts(3);
     std::vector<DispatchPlan> plans(3);
@@ -256,7 +256,7 @@ TEST(Exchange, SeveralInFlight) {
 
 TEST(Exchange, SumStartsFromSharedResidualAndBias) {
   RoutingCase one = testing::routing_cases(2, 4, 2, 3)[2];
-  run_ranks(2, [&](Group& group) {
+  run_group(2, [&](Group& group) {
     Result<std::unique_ptr<Exchange>> exchange = Exchange::create(group, small_options());
     ASSERT_TRUE(exchange.has_value());
     const Routing& routing = one.routings[static_cast<size_t>(group.rank())];
@@ -322,7 +322,7 @@ TEST(Exchange, SumStartsFromSharedResidualAndBias) {
 
 TEST(Exchange, RefusesCallsOutOfOrderAndForeignPlans) {
   const RoutingCase one = testing::routing_cases(1, 4, 2, 3)[0];
-  run_ranks(1, [&](Group& group) {
+  run_group(1, [&](Group& group) {
     Result<std::unique_ptr<Exchange>> exchange = Exchange::create(group, small_options());
     ASSERT_TRUE(exchange.has_value());
     CountsMatrix counts;

@@ -6,7 +6,7 @@
 #include "argosy/moe.h"
 #include "support/alloc_counter.h"
 #include "support/naive_layer.h"
-#include "support/run_ranks.h"
+#include "support/run_group.h"
 
 namespace argosy {
 namespace {
@@ -15,7 +15,7 @@ int64_t allocations_of_steady_calls(int64_t budget_rows, int threads) {
   const testing::NaiveLayer layer =
       testing::random_layer(2, DType::kBF16, DotOrder::kVdpbf16, 8, 2, 32, 16, true, true);
   std::atomic<int64_t> total{0};
-  testing::run_ranks(
+  testing::run_group(
       3,
       [&](Group& group) {
         std::mt19937_64 random(static_cast<uint64_t>(group.rank()));

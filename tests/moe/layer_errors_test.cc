@@ -6,14 +6,14 @@
 
 #include "argosy/moe.h"
 #include "support/naive_layer.h"
-#include "support/run_ranks.h"
+#include "support/run_group.h"
 
 namespace argosy {
 namespace {
 
 using testing::Matrix;
 using testing::NaiveLayer;
-using testing::run_ranks;
+using testing::run_group;
 
 NaiveLayer small_layer() {
   return testing::random_layer(20, DType::kBF16, DotOrder::kVdpbf16, 6, 2, 8, 4, true, false);
@@ -38,7 +38,7 @@ struct Call {
 void expect_everywhere(const std::function<void(Call*)>& spoil, StatusCode code,
                        std::initializer_list<const char*> words, int64_t max_receive_rows = -1) {
   const NaiveLayer layer = small_layer();
-  run_ranks(3, [&](Group& group) {
+  run_group(3, [&](Group& group) {
     Result<MoeWeights> weights = testing::weights_for_rank(layer, group.rank(), 3);
     MoeOptions options = small_options();
     options.max_receive_rows = max_receive_rows;
@@ -96,7 +96,7 @@ TEST(LayerErrors, HardCap) {
 
 TEST(LayerErrors, IdsFromOutside) {
   const NaiveLayer layer = small_layer();
-  run_ranks(2, [&](Group& group) {
+  run_group(2, [&](Group& group) {
     Result<MoeWeights> weights = testing::weights_for_rank(layer, group.rank(), 2);
     Result<std::unique_ptr<MoeLayer>> moe =
         MoeLayer::create(group, layer.router, std::move(*weights), small_options());
@@ -145,7 +145,7 @@ TEST(LayerErrors, DisagreementIsNamed) {
       {"layer.check", [](NaiveLayer* layer, MoeOptions*) { layer->router.num_groups = 4; }},
   };
   for (const Row& row : rows) {
-    run_ranks(3, [&](Group& group) {
+    run_group(3, [&](Group& group) {
       NaiveLayer layer = small_layer();
       MoeOptions options = small_options();
       if (group.rank() == 2) row.change(&layer, &options);
@@ -168,7 +168,7 @@ TEST(LayerErrors, WeightsThatDoNotFit) {
   const auto create = [](const std::function<void(NaiveLayer*, MoeWeights*)>& change) {
     NaiveLayer layer = small_layer();
     Status status;
-    run_ranks(1, [&](Group& group) {
+    run_group(1, [&](Group& group) {
       MoeWeights weights = std::move(testing::weights_for_rank(layer, 0, 1)).value();
       change(&layer, &weights);
       status = MoeLayer::create(group, layer.router, std::move(weights), small_options()).error();

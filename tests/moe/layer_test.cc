@@ -7,14 +7,14 @@
 
 #include "argosy/moe.h"
 #include "support/naive_layer.h"
-#include "support/run_ranks.h"
+#include "support/run_group.h"
 
 namespace argosy {
 namespace {
 
 using testing::Matrix;
 using testing::NaiveLayer;
-using testing::run_ranks;
+using testing::run_group;
 
 struct RunSetup {
   int num_ranks = 1;
@@ -53,7 +53,7 @@ std::vector<std::byte> run_layer(const NaiveLayer& layer, const Matrix& hidden, 
   const Tensor input = testing::to_tensor(hidden, layer.dtype);
   Tensor output = std::move(Tensor::zeros(layer.dtype, {hidden.rows, layer.hidden})).value();
   const GroupOptions wanted = group_options(layer, setup);
-  run_ranks(
+  run_group(
       setup.num_ranks,
       [&](Group& group) {
         Result<MoeWeights> weights =
@@ -226,7 +226,7 @@ TEST(Layer, RoutedFromOutsideEqualsOwnRouting) {
   std::mt19937_64 random(1);
   const Matrix hidden = testing::random_matrix(random, 18, 24, 1.0f, true);
   const Tensor input = testing::to_tensor(hidden, DType::kBF16);
-  run_ranks(
+  run_group(
       3,
       [&](Group& group) {
         Result<MoeWeights> weights = testing::weights_for_rank(layer, group.rank(), 3);
@@ -254,7 +254,7 @@ TEST(Layer, StridedHiddenAndOutput) {
   std::mt19937_64 random(2);
   const Matrix hidden = testing::random_matrix(random, 10, 6, 1.0f, false);
   const Matrix want = testing::naive_forward(layer, hidden, nullptr);
-  run_ranks(2, [&](Group& group) {
+  run_group(2, [&](Group& group) {
     Result<MoeWeights> weights = testing::weights_for_rank(layer, group.rank(), 2);
     Result<std::unique_ptr<MoeLayer>> moe =
         MoeLayer::create(group, layer.router, std::move(*weights), options_of(layer, {}));

@@ -1,23 +1,13 @@
-// Usable cores: the quota's text, and the affinity mask of this process.
-#include "platform/cores.h"
-
+// Usable cores follow the affinity mask of the calling thread; quotas: cpu_test.cc.
 #include <gtest/gtest.h>
 #include <sched.h>
 
 #include <thread>
 
+#include "platform/cpu_detect.h"
+
 namespace argosy::platform {
 namespace {
-
-TEST(Cores, ParsesTheQuota) {
-  EXPECT_EQ(parse_cpu_max("200000 100000\n"), 2);
-  EXPECT_EQ(parse_cpu_max("150000 100000"), 1);  // a second core would be there half of the time
-  EXPECT_EQ(parse_cpu_max("10000 100000"), 1);
-  for (const char* text : {"max 100000\n", "", " ", "100000", "x 100000", "100000 0", "-1 100000",
-                           "99999999999999999999 1", "100000 100000x"}) {
-    EXPECT_EQ(parse_cpu_max(text), std::nullopt) << text;
-  }
-}
 
 TEST(Cores, FollowsTheAffinityMask) {
   EXPECT_GE(usable_cores(), 1);

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "platform/cores.h"
+#include "platform/cpu_detect.h"
 #include "support/rank_threads.h"
 
 namespace argosy::platform {

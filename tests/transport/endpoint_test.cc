@@ -260,7 +260,9 @@ TEST_P(BackendTest, BarrierAndAllocNameMissingRanks) {
           by_alloc ? endpoint.alloc(64, deadline).error() : endpoint.barrier(deadline);
       num_done.fetch_add(1);
       EXPECT_TRUE(contains(status.message(), by_alloc ? "allocation of window" : "barrier"));
-      EXPECT_TRUE(contains(status.message(), "ms for rank 1")) << status.to_string();
+      // On a loaded machine a rank that is on its way may be named beside the one that is missing.
+      EXPECT_TRUE(contains(status.message(), "ms for rank ")) << status.to_string();
+      EXPECT_TRUE(contains(status.message(), "rank 1")) << status.to_string();
       EXPECT_EQ(contains(status.message(), "have 0, want 1"), !by_alloc) << status.to_string();
       const bool is_expected =
           status.code() == StatusCode::kTimeout || status.code() == StatusCode::kAborted;

@@ -1,4 +1,4 @@
-// The shared state of inproc ranks. Test: tests/transport/endpoint_test.cc,
+// The meeting place of inproc ranks. Test: tests/transport/endpoint_test.cc,
 // tests/transport/group_test.cc.
 #include "transport/inproc/world.h"
 
@@ -9,8 +9,9 @@
 namespace argosy {
 namespace {
 
-using transport::inproc::Seat;
-using transport::inproc::SeatState;
+using transport::shared::Page;
+using transport::shared::Ranks;
+using transport::shared::SeatState;
 
 constexpr int kMaxRanks = 1024;
 
@@ -27,43 +28,25 @@ Result<std::shared_ptr<InprocWorld>> InprocWorld::create(int num_ranks) {
   return std::shared_ptr<InprocWorld>(new InprocWorld(std::make_unique<State>(num_ranks)));
 }
 
-void InprocWorld::State::ring_all() {
-  for (Seat& each : seats) each.bell.ring();
-}
-
-void InprocWorld::State::poison(int rank, const Status& why) {
-  {
-    const std::lock_guard lock(mutex);
-    // Relaxed: written under this mutex only.
-    if (poisoned.load(std::memory_order_relaxed)) return;
-    reason = why;
-    aborted = base::error(StatusCode::kAborted, "rank {} aborted the group: {}", rank,
-                          why.ok() ? "no reason given" : why.to_string());
-    // Release, pairs with the acquire loads of waiters.
-    poisoned.store(true, std::memory_order_release);
+InprocWorld::State::State(int num) {
+  std::vector<Page*> addresses;
+  for (int rank = 0; rank < num; ++rank) {
+    pages.push_back(std::make_unique<Page>(platform::Doorbell::Scope::kThreads));
+    addresses.push_back(pages.back().get());
   }
-  ring_all();
-}
-
-Status InprocWorld::State::abort_reason() {
-  const std::lock_guard lock(mutex);
-  return reason.ok() ? aborted : reason;
-}
-
-Status InprocWorld::State::abort_status() {
-  const std::lock_guard lock(mutex);
-  return aborted;
+  ranks = std::make_shared<Ranks>(std::move(addresses));
 }
 
 void InprocWorld::State::refuse(int rank, const Status& why) {
   {
     const std::lock_guard lock(mutex);
-    if (num_taken == num_ranks) return;
+    if (num_taken == ranks->num_ranks()) return;
   }
-  poison(rank, why);
+  ranks->poison(rank, why);
 }
 
 Status InprocWorld::State::take_seat(int rank, int as_num_ranks) {
+  const int num_ranks = ranks->num_ranks();
   Status status;
   {
     const std::lock_guard lock(mutex);
@@ -73,31 +56,16 @@ Status InprocWorld::State::take_seat(int rank, int as_num_ranks) {
                            as_num_ranks, num_ranks);
     } else if (rank < 0 || rank >= num_ranks) {
       status = base::invalid("rank {} is outside [0, {})", rank, num_ranks);
-    } else if (seat(rank).state.load(std::memory_order_relaxed) != SeatState::kAbsent) {
-      // Relaxed above: seats are taken under this mutex only.
+    } else if (ranks->seat(rank) != SeatState::kAbsent) {
       status =
           base::invalid("rank {} of {} is taken twice; a world serves one group", rank, num_ranks);
     } else {
       ++num_taken;
-      // Release, pairs with the acquire of ranks that wait for this one to come.
-      seat(rank).state.store(SeatState::kPresent, std::memory_order_release);
+      ranks->sit(rank);
     }
   }
-  if (status.ok()) {
-    ring_all();
-  } else {
-    refuse(rank, status);
-  }
+  if (!status.ok()) refuse(rank, status);
   return status;
-}
-
-void InprocWorld::State::leave(int rank) {
-  // Release, pairs with the acquire in waiters' checks: who sees the rank gone sees its last
-  // signals too.
-  seat(rank).state.store(SeatState::kLeft, std::memory_order_release);
-  // Release, pairs with the acquire load of waiters: who sees the count sees the seat.
-  num_left.fetch_add(1, std::memory_order_release);
-  ring_all();
 }
 
 }  // namespace argosy
