@@ -1,4 +1,4 @@
-// See progress.h. Test: tests/cli/output_test.cc.
+// See progress.h. Test: tests/cli/progress_test.cc.
 #include "tools/progress.h"
 
 #include <fmt/format.h>
@@ -10,13 +10,13 @@
 namespace argosy::tools {
 namespace {
 
-constexpr auto kQuietStart = std::chrono::milliseconds(500);
 constexpr auto kRedraw = std::chrono::milliseconds(100);
 constexpr int kWidth = 30;
 
 }  // namespace
 
-Progress::Progress() : is_terminal_(isatty(STDERR_FILENO) == 1) {}
+Progress::Progress(std::FILE* stream, std::chrono::milliseconds quiet_start)
+    : stream_(stream), quiet_start_(quiet_start), is_terminal_(isatty(fileno(stream)) == 1) {}
 
 Progress::~Progress() { clear(); }
 
@@ -41,22 +41,22 @@ void Progress::clear() {
 
 void Progress::draw() {
   const Clock::time_point now = Clock::now();
-  if (!is_terminal_ || total_ <= 0 || now - start_ < kQuietStart || now - last_draw_ < kRedraw) {
+  if (!is_terminal_ || total_ <= 0 || now - start_ < quiet_start_ || now - last_draw_ < kRedraw) {
     return;
   }
   last_draw_ = now;
   const int filled = static_cast<int>(kWidth * done_ / total_);
   const std::string bar = std::string(static_cast<size_t>(filled), '#') +
                           std::string(static_cast<size_t>(kWidth - filled), '.');
-  fmt::print(stderr, "\r{:<14} [{}] {}/{}", label_, bar, done_, total_);
-  std::fflush(stderr);
+  fmt::print(stream_, "\r{:<14} [{}] {}/{}", label_, bar, done_, total_);
+  std::fflush(stream_);
   drawn_ = true;
 }
 
 void Progress::wipe() {
   if (!drawn_) return;
-  fmt::print(stderr, "\r{:<{}}\r", "", 80);
-  std::fflush(stderr);
+  fmt::print(stream_, "\r{:<{}}\r", "", 80);
+  std::fflush(stream_);
   drawn_ = false;
 }
 

@@ -1,9 +1,10 @@
-// A progress bar on stderr for long work. Draws only when stderr is a terminal, and only after half
-// a second, so that short runs and logs stay clean. Thread-safe. Test: tests/cli/output_test.cc.
+// A progress bar for long work. Draws only on a terminal, and only after a quiet start, so that
+// short runs and logs stay clean. Thread-safe. Test: tests/cli/progress_test.cc.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <mutex>
 #include <string>
 
@@ -11,7 +12,9 @@ namespace argosy::tools {
 
 class Progress {
  public:
-  Progress();
+  // `stream` must outlive it.
+  explicit Progress(std::FILE* stream = stderr,
+                    std::chrono::milliseconds quiet_start = std::chrono::milliseconds(500));
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -27,6 +30,8 @@ class Progress {
   void wipe();
 
   using Clock = std::chrono::steady_clock;
+  std::FILE* const stream_;
+  const std::chrono::milliseconds quiet_start_;
   const bool is_terminal_;
   const Clock::time_point start_ = Clock::now();
   std::mutex mutex_;  // guards what follows
