@@ -60,6 +60,25 @@ struct StageTimes {
   double total = 0;
 };
 
+enum class MoeStage : int32_t { kRoute = 0, kCounts, kDispatch, kExperts, kCombine, kShared };
+inline constexpr int kNumMoeStages = 6;
+// "route", "counts", "dispatch", "experts", "combine", "shared".
+const char* name_of(MoeStage stage);
+double seconds_of(const StageTimes& times, MoeStage stage);
+
+// One stretch of one stage. Plain data. Ranks of one host share the clock, so their spans lie on
+// one axis.
+struct StageSpan {
+  MoeStage stage = MoeStage::kRoute;
+  int32_t round = -1;  // receive round of dispatch, experts and combine; else -1
+  double begin = 0;    // seconds of the monotonic clock
+  double end = 0;
+  // route, shared: tokens. dispatch: rows sent, a token once per destination. experts: rows
+  // computed. combine: expert rows added. Rows that stay on this rank are among them. counts: 0.
+  int64_t rows = 0;
+  int64_t bytes = 0;  // of those rows, the ones that changed rank
+};
+
 // What one call did, on this rank.
 struct MoeReport {
   std::vector<int64_t> rows_per_expert;  // [E] over all ranks
@@ -70,6 +89,17 @@ struct MoeReport {
   int64_t saved_by_dedup_bytes = 0;  // dispatch bytes that were not sent twice
   int64_t num_nonfinite_rows = 0;
   StageTimes seconds;
+  // What this rank sends to every rank, itself included: expert rows [R], and the same with each
+  // token once per destination and round, which is what moves.
+  std::vector<int64_t> sent_rows;
+  std::vector<int64_t> sent_rows_dedup;
+  int64_t row_bytes = 0;
+  // Time line in order of time, without gaps or overlaps: the spans of a stage add up to its
+  // seconds. Rounds from kMaxTimedRounds on are left out and counted.
+  std::vector<StageSpan> spans;
+  int64_t dropped_spans = 0;
+
+  static constexpr int64_t kMaxTimedRounds = 256;
 };
 
 class MoeLayer {

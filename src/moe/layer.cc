@@ -9,22 +9,14 @@
 #include "argosy/moe.h"
 #include "base/error.h"
 #include "moe/layer_checks.h"
+#include "moe/timeline.h"
 #include "numeric/elementary.h"
-#include "platform/clock.h"
 #include "platform/float_env.h"
 
 namespace argosy {
 namespace {
 
 using base::invalid;
-using platform::now_seconds;
-
-// Adds the time since `*from` to `*stage` and moves `*from` on.
-void lap(double* from, double* stage) {
-  const double now = now_seconds();
-  *stage += now - *from;
-  *from = now;
-}
 
 }  // namespace
 
@@ -43,6 +35,7 @@ struct MoeLayer::State {
   CountsMatrix counts;
   DispatchPlan dispatch_plan;
   ReceivedRows received;
+  Timeline timeline;
   AlignedBuffer logits, inner, shared_inner, shared_rows, shared_scale;
 
   GemmOptions gemm() const { return {group.level(), group.dot_order(), &group.pool()}; }
@@ -54,9 +47,9 @@ struct MoeLayer::State {
   Status run_shared(const ConstTensorView& hidden, const uint8_t* mask, CombineInput* input);
   Status run_experts(const ConstTensorView& rows);
   Status run_rounds(const ConstTensorView& hidden, const CombineInput& input,
-                    const TensorView& output, StageTimes* times);
+                    const TensorView& output);
   Status run(const Status& local, const ConstTensorView& hidden, const uint8_t* mask,
-             const TensorView& output, MoeReport* report, double begin);
+             const TensorView& output, MoeReport* report);
   void fill_report(MoeReport* report) const;
 
   // Calls body(first, count) for every run of unmasked tokens.
@@ -238,40 +231,37 @@ Status MoeLayer::State::run_experts(const ConstTensorView& rows) {
 }
 
 Status MoeLayer::State::run_rounds(const ConstTensorView& hidden, const CombineInput& input,
-                                   const TensorView& output, StageTimes* times) {
-  double mark = now_seconds();
+                                   const TensorView& output) {
   for (int64_t round = 0; round < dispatch_plan.num_rounds; ++round) {
     ARGOSY_RETURN_IF_ERROR(exchange->issue_dispatch(dispatch_plan, round, hidden));
     ARGOSY_RETURN_IF_ERROR(exchange->wait_dispatch(dispatch_plan, round, &received));
-    lap(&mark, &times->dispatch);
+    timeline.lap(MoeStage::kDispatch, round);
     ARGOSY_RETURN_IF_ERROR(run_experts(received.rows));
-    lap(&mark, &times->experts);
+    timeline.lap(MoeStage::kExperts, round);
     ARGOSY_RETURN_IF_ERROR(exchange->issue_combine(dispatch_plan, round));
     ARGOSY_RETURN_IF_ERROR(exchange->wait_combine(dispatch_plan, round, input, output));
-    lap(&mark, &times->combine);
+    timeline.lap(MoeStage::kCombine, round);
   }
   return {};
 }
 
 Status MoeLayer::State::run(const Status& local, const ConstTensorView& hidden, const uint8_t* mask,
-                            const TensorView& output, MoeReport* report, double begin) {
-  StageTimes times;
-  double mark = begin;
-  lap(&mark, &times.route);
+                            const TensorView& output, MoeReport* report) {
+  timeline.lap(MoeStage::kRoute);
   ARGOSY_RETURN_IF_ERROR(exchange->issue_counts(local, routing));
-  lap(&mark, &times.counts);
+  timeline.lap(MoeStage::kCounts);
   CombineInput input;
   Status step = local;
   if (step.ok()) step = run_shared(hidden, mask, &input);
-  lap(&mark, &times.shared);
+  timeline.lap(MoeStage::kShared);
   ARGOSY_RETURN_IF_ERROR(exchange->wait_counts(&counts));
   if (step.ok()) step = exchange->plan(routing, counts, &dispatch_plan);
-  lap(&mark, &times.counts);
+  timeline.lap(MoeStage::kCounts);
   if (step.ok()) {
     input.topk_weights = ConstTensorView(routing.topk_weights.values.data(), DType::kF32,
                                          {routing.num_tokens, routing.top_k});
     input.mask = mask;
-    step = run_rounds(hidden, input, output, &times);
+    step = run_rounds(hidden, input, output);
   }
   if (!step.ok()) {
     // kCapacity is the same on every rank and nothing has moved. Any other failure past the counts
@@ -279,11 +269,7 @@ Status MoeLayer::State::run(const Status& local, const ConstTensorView& hidden, 
     if (step.code() != StatusCode::kCapacity) group.abort(step);
     return step;
   }
-  times.total = now_seconds() - begin;
-  if (report != nullptr) {
-    report->seconds = times;
-    fill_report(report);
-  }
+  if (report != nullptr) fill_report(report);
   return {};
 }
 
@@ -296,29 +282,30 @@ void MoeLayer::State::fill_report(MoeReport* report) const {
   report->rows_per_rank.assign(dispatch_plan.receive_rows.begin(),
                                dispatch_plan.receive_rows.end());
   report->num_rounds = dispatch_plan.num_rounds;
-  const int64_t row_bytes = shape.hidden * size_of(dtype);
-  report->dispatch_bytes = dispatch_plan.rows_leaving_dedup * row_bytes;
-  report->combine_bytes = dispatch_plan.rows_leaving * row_bytes;
-  report->saved_by_dedup_bytes =
-      (dispatch_plan.rows_leaving - dispatch_plan.rows_leaving_dedup) * row_bytes;
+  report->row_bytes = shape.hidden * size_of(dtype);
+  report->dispatch_bytes = dispatch_plan.rows_leaving_dedup * report->row_bytes;
+  report->combine_bytes = dispatch_plan.rows_leaving * report->row_bytes;
+  report->saved_by_dedup_bytes = report->combine_bytes - report->dispatch_bytes;
   report->num_nonfinite_rows = routing.num_nonfinite_rows;
+  timeline.write(report);
+  count_traffic(dispatch_plan, routing.num_valid_tokens, report);
 }
 
 Status MoeLayer::forward(const ConstTensorView& hidden, const uint8_t* mask,
                          const TensorView& output, MoeReport* report) {
-  const double begin = now_seconds();
+  state_->timeline.start();
   Status local = state_->check_call(hidden, output);
   if (local.ok()) local = state_->run_router(hidden, mask);
-  return state_->run(local, hidden, mask, output, report, begin);
+  return state_->run(local, hidden, mask, output, report);
 }
 
 Status MoeLayer::forward_routed(const ConstTensorView& hidden, const ConstTensorView& topk_idx,
                                 const ConstTensorView& topk_weights, const TensorView& output,
                                 MoeReport* report) {
-  const double begin = now_seconds();
+  state_->timeline.start();
   Status local = state_->check_call(hidden, output);
   if (local.ok()) local = state_->take_routing(hidden, topk_idx, topk_weights);
-  return state_->run(local, hidden, nullptr, output, report, begin);
+  return state_->run(local, hidden, nullptr, output, report);
 }
 
 double balancedness(std::span<const int64_t> loads) {

@@ -1,0 +1,132 @@
+// See timeline.h. Test: tests/moe/timeline_test.cc.
+#include "moe/timeline.h"
+
+#include <algorithm>
+#include <array>
+
+#include "platform/clock.h"
+
+namespace argosy {
+namespace {
+
+struct StageEntry {
+  const char* name;
+  double StageTimes::*seconds;
+};
+
+// By MoeStage.
+constexpr std::array<StageEntry, kNumMoeStages> kStages = {{{"route", &StageTimes::route},
+                                                            {"counts", &StageTimes::counts},
+                                                            {"dispatch", &StageTimes::dispatch},
+                                                            {"experts", &StageTimes::experts},
+                                                            {"combine", &StageTimes::combine},
+                                                            {"shared", &StageTimes::shared}}};
+
+const StageEntry& entry(MoeStage stage) { return kStages[static_cast<size_t>(stage)]; }
+
+// Every stage outside of the rounds laps once, counts twice.
+constexpr int64_t kSpansOutsideRounds = 4;
+constexpr int64_t kSpansPerRound = 3;
+constexpr int64_t kMaxSpans = kSpansOutsideRounds + kSpansPerRound * MoeReport::kMaxTimedRounds;
+
+// The span of a stage of a round; null where the round is not kept.
+StageSpan* span_of(MoeReport* report, MoeStage stage, int64_t round) {
+  const int64_t at = kSpansOutsideRounds + kSpansPerRound * round +
+                     (static_cast<int64_t>(stage) - static_cast<int64_t>(MoeStage::kDispatch));
+  const bool kept = round < MoeReport::kMaxTimedRounds;
+  return kept ? &report->spans[static_cast<size_t>(at)] : nullptr;
+}
+
+void count_computed(const DispatchPlan& plan, MoeReport* report) {
+  for (size_t group = 0; group < plan.group_sizes.size(); ++group) {
+    int64_t slot = plan.group_offsets[group];
+    const int64_t end = slot + plan.group_sizes[group];
+    while (slot < end) {
+      const int64_t round = slot / plan.round_rows;
+      const int64_t next = std::min(end, (round + 1) * plan.round_rows);
+      if (StageSpan* const span = span_of(report, MoeStage::kExperts, round); span != nullptr) {
+        span->rows += next - slot;
+      }
+      slot = next;
+    }
+  }
+}
+
+void count_sent(const DispatchPlan& plan, MoeReport* report) {
+  report->sent_rows.assign(static_cast<size_t>(plan.num_ranks), 0);
+  report->sent_rows_dedup.assign(static_cast<size_t>(plan.num_ranks), 0);
+  const auto add = [&](MoeStage stage, int64_t round, int dest) {
+    StageSpan* const span = span_of(report, stage, round);
+    if (span == nullptr) return;
+    ++span->rows;
+    if (dest != plan.rank) span->bytes += report->row_bytes;
+  };
+  // Divisions are dear here and most calls have one round.
+  const auto round_of = [&](size_t at) {
+    return plan.num_rounds == 1 ? 0 : plan.dest_slot[at] / plan.round_rows;
+  };
+  const auto top_k = static_cast<size_t>(plan.top_k);
+  for (size_t row = 0; row < plan.dest_rank.size(); row += top_k) {
+    for (size_t at = row; at < row + top_k; ++at) {
+      const int dest = plan.dest_rank[at];
+      if (dest < 0) continue;
+      const int64_t round = round_of(at);
+      ++report->sent_rows[static_cast<size_t>(dest)];
+      add(MoeStage::kCombine, round, dest);
+      bool sent = false;
+      for (size_t before = row; before < at && !sent; ++before) {
+        sent = plan.dest_rank[before] == dest && round_of(before) == round;
+      }
+      if (sent) continue;
+      ++report->sent_rows_dedup[static_cast<size_t>(dest)];
+      add(MoeStage::kDispatch, round, dest);
+    }
+  }
+}
+
+}  // namespace
+
+const char* name_of(MoeStage stage) { return entry(stage).name; }
+
+double seconds_of(const StageTimes& times, MoeStage stage) { return times.*entry(stage).seconds; }
+
+Timeline::Timeline() { spans_.reserve(static_cast<size_t>(kMaxSpans)); }
+
+void Timeline::start() {
+  seconds_ = StageTimes();
+  spans_.clear();
+  dropped_spans_ = 0;
+  begin_ = platform::now_seconds();
+  mark_ = begin_;
+}
+
+void Timeline::lap(MoeStage stage, int64_t round) {
+  const double now = platform::now_seconds();
+  seconds_.*entry(stage).seconds += now - mark_;
+  if (round < MoeReport::kMaxTimedRounds) {
+    spans_.push_back({stage, static_cast<int32_t>(round), mark_, now, 0, 0});
+  } else {
+    ++dropped_spans_;
+  }
+  mark_ = now;
+}
+
+void Timeline::write(MoeReport* report) const {
+  report->seconds = seconds_;
+  report->seconds.total = mark_ - begin_;
+  // At once for the most there can be: the number of rounds may change from call to call.
+  report->spans.reserve(static_cast<size_t>(kMaxSpans));
+  report->spans.assign(spans_.begin(), spans_.end());
+  report->dropped_spans = dropped_spans_;
+}
+
+void count_traffic(const DispatchPlan& plan, int64_t num_valid_tokens, MoeReport* report) {
+  for (StageSpan& span : report->spans) {
+    const bool by_token = span.stage == MoeStage::kRoute || span.stage == MoeStage::kShared;
+    if (by_token) span.rows = num_valid_tokens;
+  }
+  count_computed(plan, report);
+  count_sent(plan, report);
+}
+
+}  // namespace argosy
