@@ -78,6 +78,7 @@ class Exchange {
   const ExchangeOptions& options() const;
   const ExchangeSize& size() const;
   const Placement& placement() const;
+  uint64_t group_id() const;
 
   // Sends this rank's counts and status to everybody. A routing that breaks contract 1.8 (expert
   // out of range, twice in a row) or a `local` that is not ok is sent as an error that every rank

@@ -23,6 +23,7 @@ namespace argosy {
 
 // What one rank holds of a layer. Experts of this rank only, in order of their ids.
 struct MoeWeights {
+  int64_t first_expert = 0;      // id of the first of this rank's experts
   Tensor gate;                   // [E, H] bf16 or fp32
   Tensor gate_bias;              // [E] or empty
   Tensor selection_bias;         // fp32 [E] or empty
@@ -45,7 +46,7 @@ struct MoeOptions {
   int64_t max_receive_rows = -1;         // hard cap per rank and call; -1 = none
   int64_t group_alignment = 1;
   // Buffers to use; null = own ones. Layers that run one after the other on one group may share an
-  // Exchange made with these options and the layer's sizes.
+  // Exchange made by them with these options and the layer's sizes.
   std::shared_ptr<Exchange> exchange;
 };
 
@@ -116,7 +117,7 @@ class MoeLayer {
   // Collective: yes. Blocks: at most step_deadline per exchange step. Allocates: only when T grows.
   // in   hidden  [T, H] of hidden_dtype, unit stride in H; T may differ per rank and call, 0 too
   // in   mask    [T], 1 = valid, or null; rows of masked tokens are never read and give zero rows
-  // out  output  [T, H] of hidden_dtype, unit stride in H; must not overlap hidden
+  // out  output  [T, H] of hidden_dtype, unit stride in H, rows apart; must not overlap hidden
   // out  report  may be null
   // Errors, the same on every rank: kInvalidArgument, kNonFinite, kCapacity (the group stays
   // usable); kTimeout, kPeerLost, kAborted (it does not).

@@ -109,6 +109,7 @@ Result<std::unique_ptr<Exchange>> Exchange::create(Group& group, const ExchangeO
 const ExchangeOptions& Exchange::options() const { return state_->options; }
 const ExchangeSize& Exchange::size() const { return state_->size; }
 const Placement& Exchange::placement() const { return state_->placement; }
+uint64_t Exchange::group_id() const { return state_->group.id(); }
 
 Status Exchange::plan(const Routing& routing, const CountsMatrix& counts,
                       DispatchPlan* plan) const {

@@ -74,62 +74,39 @@ const DispatchPlan& MoeLayer::plan() const { return state_->dispatch_plan; }
 Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpec& router,
                                                    MoeWeights weights, const MoeOptions& options) {
   const Placement placement{router.num_experts, group.num_ranks(), 0};
-  const int64_t num_local = router.num_experts < 1 ? 0 : placement.num_local(group.rank());
   const Result<LayerShape> checked =
-      check_weights(router, weights, options.hidden_dtype, num_local);
+      check_weights(router, weights, options.hidden_dtype, placement, group.rank());
+  Status local = checked.error();
+  if (local.ok() && options.exchange != nullptr) {
+    local = check_exchange(group, exchange_options(router, *checked, options), *options.exchange);
+  }
   // Also a rank that cannot go on takes part, so that the others learn it at once and by name.
-  const Status agreed = group.agree(
-      checked.has_value() ? layer_settings(router, weights, *checked, options.hidden_dtype)
-                          : std::vector<Setting>{{"layer.check", checked.error().to_string()}});
-  if (!checked.has_value()) return checked.error();
+  const Status agreed =
+      group.agree(local.ok() ? layer_settings(router, weights, *checked, options.hidden_dtype)
+                             : std::vector<Setting>{{"layer.check", local.to_string()}});
+  ARGOSY_RETURN_IF_ERROR(local);
   ARGOSY_RETURN_IF_ERROR(agreed);
-  const LayerShape shape = *checked;
   auto state = std::make_unique<State>(group, router, std::move(weights));
-  state->shape = shape;
+  state->shape = *checked;
   state->dtype = options.hidden_dtype;
-  ExchangeOptions wanted;
-  wanted.dtype = options.hidden_dtype;
-  wanted.hidden = shape.hidden;
-  wanted.num_experts = router.num_experts;
-  wanted.top_k = router.top_k;
-  wanted.receive_budget_bytes = options.receive_budget_bytes;
-  wanted.max_receive_rows = options.max_receive_rows;
-  wanted.group_alignment = options.group_alignment;
-  if (options.exchange == nullptr) {
-    ARGOSY_ASSIGN_OR_RETURN(state->exchange, Exchange::create(group, wanted));
-  } else {
-    const ExchangeOptions& given = options.exchange->options();
-    if (given.dtype != wanted.dtype || given.hidden != wanted.hidden ||
-        given.num_experts != wanted.num_experts || given.top_k != wanted.top_k) {
-      return invalid(
-          "the shared exchange moves {} [{}] rows of {} experts, top_k {}; the layer needs {} "
-          "[{}], "
-          "{} and {}",
-          name_of(given.dtype), given.hidden, given.num_experts, given.top_k, name_of(wanted.dtype),
-          wanted.hidden, wanted.num_experts, wanted.top_k);
-    }
-    state->exchange = options.exchange;
+  state->exchange = options.exchange;
+  if (state->exchange == nullptr) {
+    ARGOSY_ASSIGN_OR_RETURN(state->exchange,
+                            Exchange::create(group, exchange_options(router, *checked, options)));
   }
   return std::unique_ptr<MoeLayer>(new MoeLayer(std::move(state)));
 }
 
 Status MoeLayer::State::check_call(const ConstTensorView& hidden, const TensorView& output) const {
-  const auto fits = [this](const ConstTensorView& view) {
-    return view.dtype == dtype && view.num_dims == 2 && view.dim(0) >= 0 &&
-           view.dim(1) == shape.hidden &&
-           (view.dim(0) == 0 || shape.hidden == 1 || view.stride(1) == 1);
-  };
-  if (!fits(hidden)) {
-    return invalid("hidden is {}, the layer takes {} [T, {}] with unit stride in hidden",
-                   describe(hidden), name_of(dtype), shape.hidden);
-  }
-  if (!fits(output) || output.dim(0) != hidden.dim(0)) {
-    return invalid("output is {}, the layer writes {} [{}, {}] with unit stride in hidden",
-                   describe(output), name_of(dtype), hidden.dim(0), shape.hidden);
-  }
-  if (hidden.dim(0) > 0 &&
-      hidden.data < output.row(output.dim(0) - 1) + shape.hidden * size_of(dtype) &&
-      output.data < hidden.row(hidden.dim(0) - 1) + shape.hidden * size_of(dtype)) {
+  const int64_t num_tokens = hidden.num_dims == 2 ? hidden.dim(0) : 0;
+  ARGOSY_RETURN_IF_ERROR(check_rows("hidden", hidden, dtype, num_tokens, shape.hidden, false));
+  ARGOSY_RETURN_IF_ERROR(check_rows("output", output, dtype, num_tokens, shape.hidden, true));
+  const int64_t row_bytes = shape.hidden * size_of(dtype);
+  // A hidden row stride may be negative or 0; the output's is positive.
+  const auto [first, last] =
+      std::minmax({hidden.row(0), hidden.row(std::max<int64_t>(num_tokens, 1) - 1)});
+  if (num_tokens > 0 && first < output.row(num_tokens - 1) + row_bytes &&
+      output.data < last + row_bytes) {
     return invalid("output overlaps hidden ({} and {})", describe(output), describe(hidden));
   }
   return {};
@@ -156,9 +133,13 @@ Status MoeLayer::State::take_routing(const ConstTensorView& hidden, const ConstT
     return view.dtype == want && view.num_dims == 2 && view.dim(0) == num_tokens &&
            view.dim(1) == router.top_k && view.is_dense();
   };
-  if (!fits(topk_idx, DType::kI32) || !fits(topk_weights, DType::kF32)) {
-    return invalid("topk_idx is {} and topk_weights {}, the layer takes dense I32 and F32 [{}, {}]",
-                   describe(topk_idx), describe(topk_weights), num_tokens, router.top_k);
+  const bool has_data =
+      num_tokens == 0 || (topk_idx.data != nullptr && topk_weights.data != nullptr);
+  if (!fits(topk_idx, DType::kI32) || !fits(topk_weights, DType::kF32) || !has_data) {
+    return invalid(
+        "topk_idx is {} and topk_weights {}{}, the layer takes dense I32 and F32 [{}, {}]",
+        describe(topk_idx), describe(topk_weights), has_data ? "" : " without data", num_tokens,
+        router.top_k);
   }
   ARGOSY_RETURN_IF_ERROR(count_topk(topk_idx, router.num_experts, &routing.counts));
   routing.num_tokens = num_tokens;

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <sstream>
+
 #include "base/error.h"
 
 namespace argosy {
@@ -62,8 +64,13 @@ std::string digest_or_none(const Tensor& tensor) {
 }  // namespace
 
 Result<LayerShape> check_weights(const RouterSpec& router, const MoeWeights& weights,
-                                 DType hidden_dtype, int64_t num_local_experts) {
+                                 DType hidden_dtype, const Placement& placement, int rank) {
   ARGOSY_RETURN_IF_ERROR(validate(router));
+  const int64_t num_local_experts = placement.num_local(rank);
+  if (num_local_experts > 0 && weights.first_expert != placement.begin(rank)) {
+    return invalid("the weights hold experts from {} on, rank {} of {} owns those from {} on",
+                   weights.first_expert, rank, placement.num_ranks, placement.begin(rank));
+  }
   if (hidden_dtype != DType::kBF16 && hidden_dtype != DType::kF32) {
     return invalid("hidden_dtype is {}, must be BF16 or F32", name_of(hidden_dtype));
   }
@@ -104,12 +111,67 @@ Result<LayerShape> check_weights(const RouterSpec& router, const MoeWeights& wei
   return shape;
 }
 
+ExchangeOptions exchange_options(const RouterSpec& router, const LayerShape& shape,
+                                 const MoeOptions& options) {
+  ExchangeOptions wanted;
+  wanted.dtype = options.hidden_dtype;
+  wanted.hidden = shape.hidden;
+  wanted.num_experts = router.num_experts;
+  wanted.top_k = router.top_k;
+  wanted.receive_budget_bytes = options.receive_budget_bytes;
+  wanted.max_receive_rows = options.max_receive_rows;
+  wanted.group_alignment = options.group_alignment;
+  return wanted;
+}
+
+Status check_exchange(const Group& group, const ExchangeOptions& wanted, const Exchange& given) {
+  const ExchangeOptions& have = given.options();
+  const auto differs = [](const char* field, auto theirs, auto ours) {
+    return invalid("the given exchange has {} {}, the layer needs {}", field, theirs, ours);
+  };
+  if (given.group_id() != group.id()) return differs("group id", given.group_id(), group.id());
+  if (have.dtype != wanted.dtype)
+    return differs("dtype", name_of(have.dtype), name_of(wanted.dtype));
+  if (have.hidden != wanted.hidden) return differs("hidden", have.hidden, wanted.hidden);
+  if (have.num_experts != wanted.num_experts) {
+    return differs("num_experts", have.num_experts, wanted.num_experts);
+  }
+  if (have.top_k != wanted.top_k) return differs("top_k", have.top_k, wanted.top_k);
+  if (have.receive_budget_bytes != wanted.receive_budget_bytes) {
+    return differs("receive_budget_bytes", have.receive_budget_bytes, wanted.receive_budget_bytes);
+  }
+  if (have.max_receive_rows != wanted.max_receive_rows) {
+    return differs("max_receive_rows", have.max_receive_rows, wanted.max_receive_rows);
+  }
+  if (have.group_alignment != wanted.group_alignment) {
+    return differs("group_alignment", have.group_alignment, wanted.group_alignment);
+  }
+  return {};
+}
+
+Status check_rows(const char* name, const ConstTensorView& view, DType dtype, int64_t num_tokens,
+                  int64_t hidden, bool is_written) {
+  const bool right = view.dtype == dtype && view.num_dims == 2 && view.dim(0) == num_tokens &&
+                     num_tokens >= 0 && view.dim(1) == hidden;
+  const bool has_unit_stride = right && (num_tokens == 0 || hidden == 1 || view.stride(1) == 1);
+  if (!has_unit_stride) {
+    return invalid("{} is {}, the layer takes {} [{}, {}] with unit stride in hidden", name,
+                   describe(view), name_of(dtype), num_tokens, hidden);
+  }
+  if (num_tokens > 0 && view.data == nullptr) {
+    return invalid("{} {} has no data", name, describe(view));
+  }
+  if (is_written && num_tokens > 1 && view.stride(0) < hidden) {
+    return invalid("{} is {}: rows of {} elements overlap", name, describe(view), hidden);
+  }
+  return {};
+}
+
 std::vector<Setting> layer_settings(const RouterSpec& router, const MoeWeights& weights,
                                     const LayerShape& shape, DType hidden_dtype) {
-  return {
+  std::vector<Setting> settings = {
       {"layer.check", "Ok"},
       {"layer.hidden_dtype", std::string(name_of(hidden_dtype))},
-      {"layer.router", to_string(router)},
       {"layer.hidden", fmt::to_string(shape.hidden)},
       {"layer.intermediate", fmt::to_string(shape.intermediate)},
       {"layer.shared_intermediate", fmt::to_string(shape.shared_intermediate)},
@@ -118,6 +180,14 @@ std::vector<Setting> layer_settings(const RouterSpec& router, const MoeWeights& 
       {"layer.selection_bias digest", digest_or_none(weights.selection_bias)},
       {"layer.shared_gate digest", digest_or_none(weights.shared_gate)},
   };
+  // One setting per line "field = value", so that an error names the field.
+  std::istringstream lines(to_string(router));
+  for (std::string line; std::getline(lines, line);) {
+    const size_t equals = line.find(" = ");
+    if (equals == std::string::npos) continue;
+    settings.push_back({"layer.router." + line.substr(0, equals), line.substr(equals + 3)});
+  }
+  return settings;
 }
 
 }  // namespace argosy

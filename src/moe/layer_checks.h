@@ -14,7 +14,20 @@ struct LayerShape {
 
 // kInvalidArgument names the tensor, its shape and what the layer needs.
 Result<LayerShape> check_weights(const RouterSpec& router, const MoeWeights& weights,
-                                 DType hidden_dtype, int64_t num_local_experts);
+                                 DType hidden_dtype, const Placement& placement, int rank);
+
+// What the layer asks of its exchange.
+ExchangeOptions exchange_options(const RouterSpec& router, const LayerShape& shape,
+                                 const MoeOptions& options);
+
+// Whether an exchange that was made elsewhere serves: same group, same options. kInvalidArgument names the
+// option and both values.
+Status check_exchange(const Group& group, const ExchangeOptions& wanted, const Exchange& given);
+
+// Dtype, [T, hidden], unit stride in hidden, data when there are rows. Rows that are written must not
+// overlap each other.
+Status check_rows(const char* name, const ConstTensorView& view, DType dtype, int64_t num_tokens,
+                  int64_t hidden, bool is_written);
 
 // What every rank must share; the experts' own bytes are each rank's own.
 std::vector<Setting> layer_settings(const RouterSpec& router, const MoeWeights& weights,

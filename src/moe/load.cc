@@ -40,6 +40,7 @@ Result<MoeWeights> load_moe_weights(const Checkpoint& checkpoint, int64_t layer,
   }
   const Placement placement{config.router.num_experts, num_ranks, 0};
   const int64_t num_local = placement.num_local(rank);
+  weights.first_expert = placement.begin(rank);
   for (int64_t local = 0; local < num_local; ++local) {
     ARGOSY_ASSIGN_OR_RETURN(const ExpertTensors expert,
                             checkpoint.read_expert(layer, placement.begin(rank) + local));

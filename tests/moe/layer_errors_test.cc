@@ -79,13 +79,21 @@ TEST(LayerErrors, NonFiniteLogits) {
 
 TEST(LayerErrors, WrongShapesAndDtypes) {
   expect_everywhere([](Call* call) { call->hidden_view.shape[1] = 7; },
-                    StatusCode::kInvalidArgument, {"rank 1", "[4, 7]", "[T, 8]"});
+                    StatusCode::kInvalidArgument, {"rank 1", "[4, 7]", "[4, 8]"});
   expect_everywhere([](Call* call) { call->hidden_view.dtype = DType::kF16; },
                     StatusCode::kInvalidArgument, {"rank 1", "F16", "BF16"});
   expect_everywhere([](Call* call) { call->hidden_view.strides[1] = 2; },
                     StatusCode::kInvalidArgument, {"rank 1", "strides"});
   expect_everywhere([](Call* call) { call->output_view.shape[0] = 3; },
                     StatusCode::kInvalidArgument, {"rank 1", "[3, 8]"});
+  expect_everywhere([](Call* call) { call->output_view.data = nullptr; },
+                    StatusCode::kInvalidArgument, {"rank 1", "output", "no data"});
+  expect_everywhere([](Call* call) { call->hidden_view.data = nullptr; },
+                    StatusCode::kInvalidArgument, {"rank 1", "hidden", "no data"});
+  for (const int64_t stride : {0, 3, -8}) {
+    expect_everywhere([stride](Call* call) { call->output_view.strides[0] = stride; },
+                      StatusCode::kInvalidArgument, {"rank 1", "overlap"});
+  }
   expect_everywhere([](Call* call) { call->output_view = call->hidden.view(); },
                     StatusCode::kInvalidArgument, {"rank 1", "overlaps"});
 }
@@ -119,6 +127,11 @@ TEST(LayerErrors, IdsFromOutside) {
     status = call(ConstTensorView(wide.data(), DType::kI64, {2, 2}));
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find("I64"), std::string::npos) << status.message();
+    const ConstTensorView nothing(static_cast<const void*>(nullptr), DType::kF32, {2, 2});
+    status = (*moe)->forward_routed(hidden.view(), ConstTensorView(ids.data(), DType::kI32, {2, 2}),
+                                    nothing, output.view(), nullptr);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("without data"), std::string::npos) << status.message();
     ids[2] = 3;
     EXPECT_TRUE(call(ConstTensorView(ids.data(), DType::kI32, {2, 2})).ok());
     ASSERT_TRUE(group.barrier().ok());
@@ -132,7 +145,7 @@ TEST(LayerErrors, DisagreementIsNamed) {
     std::function<void(NaiveLayer*, MoeOptions*)> change;
   };
   const std::vector<Row> rows = {
-      {"router",
+      {"router.routed_scaling_factor",
        [](NaiveLayer* layer, MoeOptions*) { layer->router.routed_scaling_factor = 1.0f; }},
       {"gate digest", [](NaiveLayer* layer, MoeOptions*) { layer->gate.values[3] += 1.0f; }},
       {"selection_bias digest",
@@ -162,6 +175,48 @@ TEST(LayerErrors, DisagreementIsNamed) {
       EXPECT_NE(moe.error().message().find(row.field), std::string::npos) << moe.error().message();
     });
   }
+}
+
+// An exchange made elsewhere must be this group's and keep the layer's promises.
+TEST(LayerErrors, GivenExchangesMustFit) {
+  const NaiveLayer layer = small_layer();
+  std::unique_ptr<Group> stranger;
+  GroupOptions alone;
+  stranger = std::move(Group::join(alone)).value();
+  run_group(1, [&](Group& group) {
+    ExchangeOptions fitting;
+    fitting.dtype = DType::kBF16;
+    fitting.hidden = 8;
+    fitting.num_experts = 6;
+    fitting.top_k = 2;
+    fitting.receive_budget_bytes = small_options().receive_budget_bytes;
+    const auto create = [&](Group& owner, const ExchangeOptions& exchange) {
+      MoeOptions options = small_options();
+      options.max_receive_rows = 40;
+      options.exchange = std::move(Exchange::create(owner, exchange)).value();
+      MoeWeights weights = std::move(testing::weights_for_rank(layer, 0, 1)).value();
+      return MoeLayer::create(group, layer.router, std::move(weights), options).error().to_string();
+    };
+    EXPECT_NE(create(group, fitting).find("max_receive_rows -1, the layer needs 40"),
+              std::string::npos);
+    fitting.max_receive_rows = 40;
+    EXPECT_EQ(create(group, fitting), "Ok");
+    EXPECT_NE(create(*stranger, fitting).find("group id"), std::string::npos);
+    fitting.group_alignment = 4;
+    EXPECT_NE(create(group, fitting).find("group_alignment 4"), std::string::npos);
+  });
+}
+
+// Two ranks that swap their experts would compute nonsense.
+TEST(LayerErrors, WeightsOfAnotherRank) {
+  const NaiveLayer layer = small_layer();
+  run_group(2, [&](Group& group) {
+    MoeWeights weights = std::move(testing::weights_for_rank(layer, 1 - group.rank(), 2)).value();
+    const Status status =
+        MoeLayer::create(group, layer.router, std::move(weights), small_options()).error();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.to_string();
+    EXPECT_NE(status.message().find("owns those from"), std::string::npos);
+  });
 }
 
 TEST(LayerErrors, WeightsThatDoNotFit) {

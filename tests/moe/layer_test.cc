@@ -13,6 +13,7 @@ namespace argosy {
 namespace {
 
 using testing::Matrix;
+using testing::NaiveExpert;
 using testing::NaiveLayer;
 using testing::run_group;
 
@@ -220,6 +221,71 @@ TEST(Layer, TheScalingFactorActsExactlyOnce) {
   }
 }
 
+// C034: experts that square, K = 2, factor 2.5, weights that sum to 1: 2.5 x^2 on every path.
+TEST(Layer, EqualExpertsGiveTheFactorOnce) {
+  NaiveLayer layer;
+  layer.router = std::move(router_preset("softmax_pre", 4, 2)).value();
+  layer.router.normalise = Choice::kYes;
+  layer.router.routed_scaling_factor = 2.5f;
+  layer.dtype = DType::kF32;
+  layer.hidden = 1;
+  layer.intermediate = 1;
+  layer.gate = {4, 1, {0.5f, -0.25f, 0.125f, 0.75f}};
+  // silu(128 x) * x / 128 = x^2 for these x: the sigmoid has reached 1.
+  const NaiveExpert square = {{1, 1, {128.0f}}, {1, 1, {1.0f}}, {1, 1, {0.0078125f}}};
+  layer.experts.assign(4, square);
+  const Matrix hidden{3, 1, {1.0f, 2.0f, 4.0f}};
+  for (const int ranks : {1, 2, 3}) {
+    for (const int64_t budget_rows : {1, 100}) {
+      const std::vector<std::byte> bytes =
+          run_layer(layer, hidden, nullptr, {.num_ranks = ranks, .budget_rows = budget_rows});
+      for (size_t token = 0; token < 3; ++token) {
+        float value = 0;
+        std::memcpy(&value, bytes.data() + token * 4, 4);
+        const float square_of_x = hidden.values[token] * hidden.values[token];
+        EXPECT_NEAR(value, 2.5f * square_of_x, 1e-6f * square_of_x) << ranks << " " << budget_rows;
+      }
+    }
+  }
+}
+
+// C083, C090, C091: nobody anywhere in a row; a rank whose experts get nothing; tokens that go nowhere.
+TEST(Layer, NobodyAnywhereInARow) {
+  const NaiveLayer layer =
+      testing::random_layer(15, DType::kF32, DotOrder::kAmx, 4, 2, 6, 5, false, false);
+  std::mt19937_64 random(2);
+  const Matrix hidden = testing::random_matrix(random, 3, 6, 1.0f, false);
+  const Tensor input = testing::to_tensor(hidden, DType::kF32);
+  const std::vector<int32_t> ids = {-1, 1, 0, -1, -1, -1};
+  const std::vector<float> values = {9.0f, 0.5f, 0.25f, 9.0f, 9.0f, 9.0f};
+  run_group(2, [&](Group& group) {
+    Result<MoeWeights> weights = testing::weights_for_rank(layer, group.rank(), 2);
+    Result<std::unique_ptr<MoeLayer>> moe =
+        MoeLayer::create(group, layer.router, std::move(*weights), options_of(layer, {}));
+    ASSERT_TRUE(moe.has_value()) << moe.error().to_string();
+    Tensor output = std::move(Tensor::zeros(DType::kF32, {3, 6})).value();
+    std::memset(output.view().data, 0xFF, static_cast<size_t>(output.num_bytes()));
+    // Rank 1 owns experts 2 and 3: it gets nothing, and has no tokens itself.
+    const int64_t tokens = group.rank() == 0 ? 3 : 0;
+    MoeReport report;
+    const Status status = (*moe)->forward_routed(
+        input.view().rows(0, tokens), ConstTensorView(ids.data(), DType::kI32, {tokens, 2}),
+        ConstTensorView(values.data(), DType::kF32, {tokens, 2}), output.view().rows(0, tokens),
+        &report);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    EXPECT_EQ(report.rows_per_expert, (std::vector<int64_t>{1, 1, 0, 0}));
+    EXPECT_EQ(report.rows_per_rank, (std::vector<int64_t>{2, 0}));
+    for (int64_t token = 0; token < tokens; ++token) {
+      const std::vector<float> want = testing::naive_token(
+          layer, hidden.row(token), ids.data() + token * 2, values.data() + token * 2);
+      for (size_t i = 0; i < 6; ++i) {
+        EXPECT_EQ(output.view().as<float>()[static_cast<size_t>(token) * 6 + i], want[i]) << token;
+      }
+    }
+    ASSERT_TRUE(group.barrier().ok());
+  });
+}
+
 TEST(Layer, RoutedFromOutsideEqualsOwnRouting) {
   const NaiveLayer layer =
       testing::random_layer(12, DType::kBF16, DotOrder::kAmx, 7, 3, 24, 8, true, false);
@@ -247,7 +313,7 @@ TEST(Layer, RoutedFromOutsideEqualsOwnRouting) {
       [](GroupOptions& options) { options.dot_order = DotOrder::kAmx; });
 }
 
-// C245 over ranks: nothing of a strided view's gaps is read or written.
+// K26: nothing of a strided view's gaps is read or written.
 TEST(Layer, StridedHiddenAndOutput) {
   const NaiveLayer layer =
       testing::random_layer(14, DType::kF32, DotOrder::kAmx, 4, 2, 6, 5, true, false);

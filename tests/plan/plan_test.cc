@@ -233,6 +233,54 @@ TEST(Plan, OffsetsEqualACumulativeSumForManyExperts) {
   }
 }
 
+// C160: 65,536 tokens of top-8, all to one rank, padded: the bound is exact when the plan is made, in int64.
+TEST(Plan, BoundsTheWorstCase) {
+  Routing routing;
+  routing.num_tokens = 65536;
+  routing.num_experts = 16;
+  routing.top_k = 8;
+  routing.topk_idx.resize(65536 * 8);
+  for (size_t i = 0; i < routing.topk_idx.size(); ++i)
+    routing.topk_idx[i] = static_cast<int32_t>(i % 8);
+  testing::finish_routing(&routing);
+  CountsMatrix counts{2, 16, routing.counts, {65536, 65536}};
+  counts.counts.insert(counts.counts.end(), routing.counts.begin(), routing.counts.end());
+  PlanOptions options;
+  options.group_alignment = 128;
+  options.round_rows = 128 * 1000;
+  DispatchPlan plan;
+  ASSERT_TRUE(make_plan(routing, counts, {16, 2, 0}, options, &plan).ok());
+  EXPECT_EQ(plan.receive_rows, (std::vector<int64_t>{2 * 65536 * 8, 0}));
+  EXPECT_EQ(plan.receive_slots, plan.receive_rows);  // multiples of 128 already
+  EXPECT_EQ(plan.num_rounds, (2 * 65536 * 8 + 127999) / 128000);
+  // Bytes of those rows at inner 5120 in bf16 are beyond 32 bits.
+  EXPECT_EQ(plan.receive_rows[0] * 5120 * 2, int64_t{10737418240});
+}
+
+// C089: 64 ranks, 10 real peers: only pairs with rows have work.
+TEST(Plan, OnlyPairsWithRowsHaveWork) {
+  RoutingCase one{"sparse", 64, 128, 1, {}};
+  for (int rank = 0; rank < 64; ++rank) {
+    Routing routing;
+    routing.num_tokens = rank == 5 ? 10 : 0;
+    routing.num_experts = 128;
+    routing.top_k = 1;
+    for (int32_t token = 0; token < routing.num_tokens; ++token)
+      routing.topk_idx.push_back(token * 12);
+    testing::finish_routing(&routing);
+    one.routings.push_back(std::move(routing));
+  }
+  const std::vector<DispatchPlan> plans = plans_of(one, 1, 64);
+  int64_t pairs = 0;
+  std::vector<int64_t> send;
+  std::vector<int64_t> recv;
+  for (const DispatchPlan& plan : plans) {
+    round_traffic(plan, 0, &send, &recv);
+    pairs += std::count_if(send.begin(), send.end(), [](int64_t rows) { return rows > 0; });
+  }
+  EXPECT_EQ(pairs, 10);
+}
+
 class PlanErrors : public ::testing::Test {
  protected:
   PlanErrors() : one_(testing::routing_cases(2, 4, 2, 5)[0]), counts_(counts_of(one_)) {

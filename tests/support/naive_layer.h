@@ -95,6 +95,7 @@ inline Result<MoeWeights> weights_for_rank(const NaiveLayer& layer, int rank, in
                 layer.selection_bias.size() * sizeof(float));
   }
   const Placement placement{layer.router.num_experts, num_ranks, 0};
+  weights.first_expert = placement.begin(rank);
   ARGOSY_RETURN_IF_ERROR(pack_experts(layer.experts, placement.begin(rank),
                                       placement.num_local(rank), layer.dtype, layer.intermediate,
                                       layer.hidden, &weights.gate_up, &weights.down));
