@@ -15,6 +15,7 @@
 #include "platform/clock.h"
 #include "transport/agree.h"
 #include "transport/collectives.h"
+#include "transport/gather.h"
 #include "transport/inproc/endpoint.h"
 #include "transport/inproc/world.h"
 #include "transport/join.h"
@@ -74,6 +75,10 @@ Result<LocalFacts> find_local_facts(const GroupOptions& options, const JoinOverr
 }
 
 Result<std::shared_ptr<InprocWorld>> find_world(const GroupOptions& options) {
+  if (options.transport == TransportKind::kShm) {
+    return base::error(StatusCode::kUnsupported, "this build has no transport shm (num_ranks {})",
+                       options.num_ranks);
+  }
   if (options.inproc != nullptr) return options.inproc;
   if (options.num_ranks == 1) return InprocWorld::create(1);
   return base::invalid("num_ranks is {}, but no InprocWorld is given for the ranks to meet",
@@ -179,6 +184,11 @@ Status Group::agree(const std::vector<Setting>& settings) {
 
 Status Group::barrier() {
   return state_->endpoint->barrier(Deadline::after(state_->step_deadline));
+}
+
+Status Group::gather(int root, std::span<const std::byte> mine,
+                     std::vector<std::vector<std::byte>>* all) {
+  return transport::gather(*state_->endpoint, root, mine, all, state_->step_deadline);
 }
 
 void Group::abort(const Status& reason) { state_->endpoint->abort(reason); }
