@@ -11,7 +11,8 @@ namespace argosy::tools {
 
 class Progress {
  public:
-  Progress();
+  // Not shown: draws nothing, whatever stderr is.
+  explicit Progress(bool is_shown = true);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
