@@ -16,7 +16,7 @@ constexpr int kWidth = 30;
 
 }  // namespace
 
-Progress::Progress(bool is_shown) : is_terminal_(is_shown && isatty(STDERR_FILENO) == 1) {}
+Progress::Progress() : is_terminal_(isatty(STDERR_FILENO) == 1) {}
 
 Progress::~Progress() { clear(); }
 

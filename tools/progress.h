@@ -11,8 +11,7 @@ namespace argosy::tools {
 
 class Progress {
  public:
-  // Not shown: draws nothing, whatever stderr is.
-  explicit Progress(bool is_shown = true);
+  Progress();
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;

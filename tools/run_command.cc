@@ -272,8 +272,8 @@ int run_as_rank(const RunOptions& options, const RankIdentity& identity) {
   // What follows from the command line alone is the same on every rank.
   const Result<RunRanksOptions> ranks = ranks_options(options);
   if (!ranks.has_value()) return fail_rank(rank, ranks.error(), true);
-  Progress progress(rank == 0);
-  progress.begin("run", options.repeat);
+  Progress progress;
+  if (rank == 0) progress.begin("run", options.repeat);
   Result<Inputs> inputs = read_inputs(options, rank);
   if (rank == 0) {
     if (Status status = check_targets(options); !status.ok()) inputs = std::move(status);
