@@ -2,11 +2,16 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
 
 namespace argosy::tools {
 
 void add_info_command(CLI::App& app, int* exit_code);
-void add_run_command(CLI::App& app, int* exit_code);
+// `arguments` is the whole command line behind the program's name: ranks that `run` starts as
+// processes get the same.
+void add_run_command(CLI::App& app, const std::vector<std::string>& arguments, int* exit_code);
 void add_route_command(CLI::App& app, int* exit_code);
+void add_launch_command(CLI::App& app, int* exit_code);
 
 }  // namespace argosy::tools

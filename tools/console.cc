@@ -12,14 +12,34 @@ namespace argosy::tools {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+// The message of kAborted carries the reason of the rank that gave up, code first. When that rank
+// met bad input, so did the run, whichever rank tells.
+ExitCode exit_code_of_abort(std::string_view message) {
+  constexpr std::string_view kBefore = "aborted the group: ";
+  const size_t begin = message.find(kBefore);
+  if (begin == std::string_view::npos) return kExitRankLost;
+  const std::string_view reason = message.substr(begin + kBefore.size());
+  const std::string_view code = reason.substr(0, reason.find(':'));
+  for (const StatusCode lost :
+       {StatusCode::kTimeout, StatusCode::kPeerLost, StatusCode::kAborted, StatusCode::kOk}) {
+    if (code == name_of(lost)) return kExitRankLost;
+  }
+  return kExitBadInput;
+}
+
+}  // namespace
+
 ExitCode exit_code_of(const Status& status) {
   switch (status.code()) {
     case StatusCode::kOk:
       return kExitOk;
     case StatusCode::kTimeout:
     case StatusCode::kPeerLost:
-    case StatusCode::kAborted:
       return kExitRankLost;
+    case StatusCode::kAborted:
+      return exit_code_of_abort(status.message());
     default:
       return kExitBadInput;
   }

@@ -1,9 +1,11 @@
-// argosy: info, run and route by one command line.
+// argosy: info, run, route and launch by one command line.
 //
 // Exit codes: 0 done and all checks held; 1 a check failed; 2 bad usage or input; 3 a rank was lost
 // or a deadline passed. Test: tests/cli/.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "tools/commands.h"
 #include "tools/console.h"
@@ -27,14 +29,15 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   int exit_code = kExitOk;
   add_info_command(app, &exit_code);
-  add_run_command(app, &exit_code);
+  add_run_command(app, std::vector<std::string>(argv + std::min(argc, 1), argv + argc), &exit_code);
   add_route_command(app, &exit_code);
+  add_launch_command(app, &exit_code);
   // CLI11 would only say that a subcommand is missing.
   if (argc > 1 && argv[1][0] != '-') {
     const std::string word = argv[1];
     const auto named = [&](const CLI::App* command) { return command->get_name() == word; };
     if (app.get_subcommands(named).empty()) {
-      print_error("'" + word + "' is no command; there are info, run, route");
+      print_error("'" + word + "' is no command; there are info, run, route, launch");
       return kExitBadInput;
     }
   }

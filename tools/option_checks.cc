@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "argosy/cpu.h"
 #include "argosy/router.h"
@@ -88,6 +89,15 @@ CLI::Validator file_and(std::string_view part) {
           return std::string();
         }
         return fmt::format("'{}' is not FILE:{}", word, part);
+      },
+      "");
+}
+
+CLI::Validator one_of(std::vector<std::string> words) {
+  return CLI::Validator(
+      [words = std::move(words)](std::string& word) {
+        if (std::find(words.begin(), words.end(), word) != words.end()) return std::string();
+        return fmt::format("'{}' is none of {}", word, fmt::join(words, ", "));
       },
       "");
 }

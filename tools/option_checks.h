@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace argosy::tools {
 
@@ -23,6 +24,7 @@ CLI::Validator dot_order_name();
 CLI::Validator preset_name();
 // "FILE:<part>", split at the last colon, both not empty.
 CLI::Validator file_and(std::string_view part);
+CLI::Validator one_of(std::vector<std::string> words);
 // A whole number, all or none.
 CLI::Validator check_count();
 

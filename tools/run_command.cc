@@ -2,7 +2,8 @@
 // tests/cli/run_test.cc.
 //
 // Order: usage, inputs (captures too), ranks, checks, files, table. Nothing is written before all
-// work is done, so that exit codes 2 and 3 leave no files.
+// work is done, so that exit codes 2 and 3 leave no files. Ranks are threads here, or this process
+// is one of them, or it only starts them and waits.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,6 +18,8 @@
 #include <vector>
 
 #include "argosy/checkpoint.h"
+#include "argosy/identity.h"
+#include "argosy/launch.h"
 #include "argosy/moe.h"
 #include "argosy/reference.h"
 #include "tools/check.h"
@@ -41,7 +44,9 @@ struct RunOptions {
   std::string model;
   int64_t layer = 0;
   std::string input;
-  int num_ranks = 1;
+  std::optional<int> ranks;
+  std::string transport;
+  int num_ranks = 1;  // `ranks`, or what the environment says
   int threads_per_rank = 1;
   std::string dot_order = "auto";
   std::string level;
@@ -115,7 +120,8 @@ struct Inputs {
   Tensor selection_bias;  // read only when there are captures
 };
 
-Result<Inputs> read_inputs(const RunOptions& options) {
+// Captures only where results are judged, on rank 0.
+Result<Inputs> read_inputs(const RunOptions& options, int rank) {
   ARGOSY_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model));
   Inputs inputs;
   inputs.config = checkpoint.config();
@@ -124,7 +130,7 @@ Result<Inputs> read_inputs(const RunOptions& options) {
   ARGOSY_ASSIGN_OR_RETURN(inputs.hidden, read_tensor_argument(options.input));
   const ConstTensorView hidden = std::as_const(inputs.hidden).view();
   ARGOSY_RETURN_IF_ERROR(expect_float_tensor("--input", hidden, {-1, inputs.config.hidden}));
-  if (!options.compare.empty()) {
+  if (!options.compare.empty() && rank == 0) {
     ARGOSY_ASSIGN_OR_RETURN(inputs.captures,
                             read_captures(options.compare, inputs.config, hidden.dim(0)));
   }
@@ -201,12 +207,9 @@ Status write_files(const RunOptions& options, const RanksResult& result, const R
   return status;
 }
 
-Result<RunReport> run_and_write(const RunOptions& options, Progress& progress) {
-  ARGOSY_RETURN_IF_ERROR(check_targets(options));
-  ARGOSY_ASSIGN_OR_RETURN(const RunRanksOptions ranks, ranks_options(options));
-  ARGOSY_ASSIGN_OR_RETURN(const Inputs inputs, read_inputs(options));
-  ARGOSY_ASSIGN_OR_RETURN(const RanksResult result,
-                          run_ranks(ranks, inputs.config, inputs.hidden.view(), progress));
+// All of it on rank 0, or with ranks as threads; after the ranks' part.
+Result<RunReport> judge_and_write(const RunOptions& options, const Inputs& inputs,
+                                  const RanksResult& result, Progress& progress) {
   RunReport report = report_of(options, inputs, result);
   ARGOSY_RETURN_IF_ERROR(judge(options, inputs, result, progress, &report));
   progress.clear();
@@ -214,17 +217,96 @@ Result<RunReport> run_and_write(const RunOptions& options, Progress& progress) {
   return report;
 }
 
-int run(const RunOptions& options) {
-  Progress progress;
-  const Result<RunReport> report = run_and_write(options, progress);
-  progress.clear();
-  if (!report.has_value()) return fail(report.error());
+int print_report(const RunOptions& options, const RunReport& report) {
   if (options.json != "-") {
-    if (const Status status = write_stdout(run_table(*report)); !status.ok()) return fail(status);
+    if (const Status status = write_stdout(run_table(report)); !status.ok()) return fail(status);
   }
-  const std::vector<std::string> failures = failures_of(*report);
+  const std::vector<std::string> failures = failures_of(report);
   for (const std::string& failure : failures) print_error("check failed: " + failure);
   return failures.empty() ? kExitOk : kExitCheckFailed;
+}
+
+RankInput rank_input(const Inputs& inputs) { return {&inputs.config, inputs.hidden.view()}; }
+
+Result<RunReport> run_threads_and_write(const RunOptions& options, Progress& progress) {
+  ARGOSY_RETURN_IF_ERROR(check_targets(options));
+  ARGOSY_ASSIGN_OR_RETURN(const RunRanksOptions ranks, ranks_options(options));
+  ARGOSY_ASSIGN_OR_RETURN(const Inputs inputs, read_inputs(options, 0));
+  ARGOSY_ASSIGN_OR_RETURN(const RanksResult result, run_ranks(ranks, rank_input(inputs), progress));
+  return judge_and_write(options, inputs, result, progress);
+}
+
+int run_threads(const RunOptions& options) {
+  Progress progress;
+  const Result<RunReport> report = run_threads_and_write(options, progress);
+  progress.clear();
+  return report.has_value() ? print_report(options, *report) : fail(report.error());
+}
+
+// Starts the ranks as copies of this command; the variables that they get make them ranks.
+int launch_ranks(const RunOptions& options, const std::vector<std::string>& arguments) {
+  LaunchOptions launch_options;
+  launch_options.num_ranks = options.num_ranks;
+  launch_options.command = {"/proc/self/exe"};
+  launch_options.command.insert(launch_options.command.end(), arguments.begin(), arguments.end());
+  launch_options.label_output = false;
+  const Result<LaunchResult> result = launch(launch_options);
+  if (!result.has_value()) return fail(result.error());
+  // Ranks that end by themselves have said why.
+  const std::optional<RankExit>& failure = result->first_failure;
+  if (failure.has_value() && failure->signal != 0) print_error(result->message);
+  return result->exit_code;
+}
+
+// The end of a rank that is a process. Of errors that all ranks share, rank 0 speaks.
+int fail_rank(int rank, const Status& status, bool is_known_to_others) {
+  if (rank == 0 || !is_known_to_others) {
+    print_error(fmt::format("rank {}: {}", rank, status.message()));
+  }
+  return exit_code_of(status);
+}
+
+// This process is one rank of a job.
+int run_as_rank(const RunOptions& options, const RankIdentity& identity) {
+  const int rank = identity.rank;
+  // What follows from the command line alone is the same on every rank.
+  const Result<RunRanksOptions> ranks = ranks_options(options);
+  if (!ranks.has_value()) return fail_rank(rank, ranks.error(), true);
+  Progress progress;
+  if (rank == 0) progress.begin("run", options.repeat);
+  Result<Inputs> inputs = read_inputs(options, rank);
+  if (rank == 0) {
+    if (Status status = check_targets(options); !status.ok()) inputs = std::move(status);
+  }
+  const Result<RankInput> input =
+      inputs.has_value() ? Result<RankInput>(rank_input(*inputs)) : inputs.error();
+  const RankSeat seat{rank, TransportKind::kShm, identity.job, nullptr};
+  const RankOutcome outcome = run_rank(*ranks, seat, input, progress);
+  progress.clear();
+  if (!outcome.status.ok()) return fail_rank(rank, outcome.status, outcome.is_known_to_others);
+  if (rank != 0) return kExitOk;
+  const Result<RunReport> report = judge_and_write(options, *inputs, *outcome.result, progress);
+  progress.clear();
+  return report.has_value() ? print_report(options, *report) : fail(report.error());
+}
+
+int run(RunOptions options, const std::vector<std::string>& arguments) {
+  options.num_ranks = options.ranks.value_or(1);
+  if (options.transport == "inproc") return run_threads(options);
+  const Result<RankIdentity> identity = rank_identity();
+  if (!identity.has_value()) return fail(identity.error());
+  if (identity->source == "none") {
+    return options.transport == "shm" ? launch_ranks(options, arguments) : run_threads(options);
+  }
+  if (options.ranks.has_value() && *options.ranks != identity->num_ranks) {
+    print_error(
+        fmt::format("--ranks is {}, but {} in the environment is {}; leave --ranks out, or "
+                    "give --transport inproc to run without the other processes",
+                    *options.ranks, identity->size_variable, identity->num_ranks));
+    return kExitBadInput;
+  }
+  options.num_ranks = identity->num_ranks;
+  return run_as_rank(options, *identity);
 }
 
 void add_layer_options(CLI::App& command, RunOptions& options) {
@@ -241,9 +323,17 @@ void add_layer_options(CLI::App& command, RunOptions& options) {
       ->required()
       ->type_name("FILE:TENSOR")
       ->check(file_and("TENSOR"));
-  command.add_option("--ranks", options.num_ranks, "Ranks, 1 to 64 (default: 1)")
+  command
+      .add_option("--ranks", options.ranks,
+                  "Ranks, 1 to 64 (default: 1; under a launcher, the size it gives)")
       ->type_name("R")
       ->check(whole_number(1, 64));
+  command
+      .add_option("--transport", options.transport,
+                  "inproc: ranks are threads of this process; shm: processes, started by this one "
+                  "or by a launcher (default: shm under a launcher, else inproc)")
+      ->type_name("inproc|shm")
+      ->check(one_of({"inproc", "shm"}));
   command
       .add_option("--threads-per-rank", options.threads_per_rank,
                   "Threads of every rank, 1 to 1024 (default: 1)")
@@ -308,9 +398,9 @@ void add_result_options(CLI::App& command, RunOptions& options) {
 
 }  // namespace
 
-void add_run_command(CLI::App& app, int* exit_code) {
+void add_run_command(CLI::App& app, const std::vector<std::string>& arguments, int* exit_code) {
   CLI::App* const command = app.add_subcommand(
-      "run", "Run one MoE layer of a checkpoint over ranks (threads); check and measure it");
+      "run", "Run one MoE layer of a checkpoint over ranks; check and measure it");
   const auto options = std::make_shared<RunOptions>();
   add_layer_options(*command, *options);
   add_result_options(*command, *options);
@@ -325,7 +415,7 @@ void add_run_command(CLI::App& app, int* exit_code) {
       "    --compare testdata/models/deepseek_v3_tiny/captures.safetensors:f32.layers.1\n"
       "  argosy run --model DIR --layer 0 --input FILE:TENSOR --ranks 8 --check all --json - | jq "
       ".error");
-  command->callback([options, exit_code] { *exit_code = run(*options); });
+  command->callback([options, arguments, exit_code] { *exit_code = run(*options, arguments); });
 }
 
 }  // namespace argosy::tools

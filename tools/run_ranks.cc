@@ -16,6 +16,7 @@
 #include "argosy/exchange.h"
 #include "argosy/group.h"
 #include "argosy/plan.h"
+#include "tools/rank_record.h"
 
 namespace argosy::tools {
 namespace {
@@ -45,32 +46,25 @@ Status on_every_rank(int num_ranks, const Body& body) {
   return go ? Status() : Status(StatusCode::kOutOfMemory, refusal);
 }
 
-struct RankState {
-  Status status;
-  std::optional<MoeWeights> weights;
-  int64_t weight_bytes_read = 0;
-  MoeReport report;
-  std::vector<StageTimes> seconds;  // [repeat]
-  DotOrder dot_order = DotOrder::kAuto;
-  Level level = Level::kGeneric;
-  std::string transport;
+struct LoadedWeights {
+  MoeWeights weights;
+  int64_t bytes_read = 0;
 };
 
-Status load_rank(const RunRanksOptions& options, int rank, RankState* state) {
+Result<LoadedWeights> load(const RunRanksOptions& options, int rank) {
   ARGOSY_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model_dir));
   ARGOSY_ASSIGN_OR_RETURN(MoeWeights weights,
                           load_moe_weights(checkpoint, options.layer, rank, options.num_ranks));
-  state->weights = std::move(weights);
-  state->weight_bytes_read = checkpoint.bytes_read();
-  return Status();
+  return LoadedWeights{std::move(weights), checkpoint.bytes_read()};
 }
 
-GroupOptions group_options(const RunRanksOptions& options, int rank,
-                           const std::shared_ptr<InprocWorld>& world) {
+GroupOptions group_options(const RunRanksOptions& options, const RankSeat& seat) {
   GroupOptions group;
-  group.rank = rank;
+  group.rank = seat.rank;
   group.num_ranks = options.num_ranks;
-  group.inproc = world;
+  group.transport = seat.transport;
+  group.job = seat.job;
+  group.inproc = seat.inproc;
   group.dot_order = options.dot_order;
   group.level = options.level;
   group.threads_per_rank = options.threads_per_rank;
@@ -81,77 +75,121 @@ GroupOptions group_options(const RunRanksOptions& options, int rank,
   return group;
 }
 
-// The rank's share of tokens and the places its results go to.
-struct Share {
-  int64_t first = 0;
-  ConstTensorView hidden;
-  TensorView output;
-  int32_t* topk_idx = nullptr;
-  float* topk_weights = nullptr;
-};
+// Not by every rank in a race when ranks are threads.
+Status check_sizes(const RunRanksOptions& options, const RankInput& input) {
+  const ModelConfig& config = *input.config;
+  ExchangeOptions exchange{input.hidden.dtype, config.hidden, config.router.num_experts,
+                           config.router.top_k};
+  exchange.receive_budget_bytes =
+      options.receive_budget_bytes.value_or(exchange.receive_budget_bytes);
+  return size_exchange(exchange, options.num_ranks).error();
+}
 
-Status run_in_group(const RunRanksOptions& options, const RouterSpec& router, Group& group,
-                    const Share& share, Progress& progress, RankState* state) {
-  state->dot_order = group.dot_order();
-  state->level = group.level();
-  state->transport = group.transport_name();
+Result<RankRecord> run_layer(const RunRanksOptions& options, const RankInput& input,
+                             LoadedWeights loaded, Group& group, Progress& progress) {
+  const int64_t num_tokens = input.hidden.dim(0);
+  const int64_t first = owned_begin(num_tokens, options.num_ranks, group.rank());
+  const int64_t count = owned_begin(num_tokens, options.num_ranks, group.rank() + 1) - first;
   MoeOptions moe;
-  moe.hidden_dtype = share.hidden.dtype;
+  moe.hidden_dtype = input.hidden.dtype;
   if (options.receive_budget_bytes.has_value()) {
     moe.receive_budget_bytes = *options.receive_budget_bytes;
   }
-  MoeWeights weights = std::move(*state->weights);
-  state->weights.reset();
-  ARGOSY_ASSIGN_OR_RETURN(const std::unique_ptr<MoeLayer> layer,
-                          MoeLayer::create(group, router, std::move(weights), moe));
+  ARGOSY_ASSIGN_OR_RETURN(
+      const std::unique_ptr<MoeLayer> layer,
+      MoeLayer::create(group, input.config->router, std::move(loaded.weights), moe));
+  ARGOSY_ASSIGN_OR_RETURN(Tensor output,
+                          Tensor::zeros(input.hidden.dtype, {count, input.config->hidden}));
+  RankRecord record;
+  record.weight_bytes_read = loaded.bytes_read;
   for (int64_t i = 0; i < options.repeat; ++i) {
-    ARGOSY_RETURN_IF_ERROR(layer->forward(share.hidden, nullptr, share.output, &state->report));
-    state->seconds.push_back(state->report.seconds);
+    ARGOSY_RETURN_IF_ERROR(
+        layer->forward(input.hidden.rows(first, count), nullptr, output.view(), &record.report));
+    record.seconds.push_back(record.report.seconds);
     if (group.rank() == 0) progress.step();
   }
+  const std::span<const std::byte> bytes = std::as_const(output).bytes();
+  record.output.assign(bytes.begin(), bytes.end());
   const Routing& routing = layer->routing();
-  std::copy(routing.topk_idx.begin(), routing.topk_idx.end(), share.topk_idx);
-  std::copy(routing.topk_weights.values.begin(), routing.topk_weights.values.end(),
-            share.topk_weights);
-  return Status();
-}
-
-Status run_rank(const RunRanksOptions& options, const RouterSpec& router, int rank,
-                const std::shared_ptr<InprocWorld>& world, const Share& share, Progress& progress,
-                RankState* state) {
-  ARGOSY_ASSIGN_OR_RETURN(const std::unique_ptr<Group> group,
-                          Group::join(group_options(options, rank, world)));
-  Status status = run_in_group(options, router, *group, share, progress, state);
-  // Peers may still wait for this rank: the group must end for them as well.
-  if (!status.ok()) group->abort(status);
-  return status;
-}
-
-Status merged(const std::vector<RankState>& ranks) {
-  std::vector<Status> statuses;
-  for (const RankState& rank : ranks) statuses.push_back(rank.status);
-  return merge_rank_errors(statuses);
+  record.topk_idx.assign(routing.topk_idx.begin(), routing.topk_idx.end());
+  record.topk_weights.assign(routing.topk_weights.values.begin(),
+                             routing.topk_weights.values.end());
+  return record;
 }
 
 constexpr double StageTimes::*kStages[] = {
     &StageTimes::route,   &StageTimes::counts, &StageTimes::dispatch, &StageTimes::experts,
     &StageTimes::combine, &StageTimes::shared, &StageTimes::total};
 
-void gather(const RunRanksOptions& options, std::vector<RankState>& ranks, RanksResult* result) {
-  result->dot_order = ranks[0].dot_order;
-  result->level = ranks[0].level;
-  result->transport = ranks[0].transport;
-  result->slowest_rank_seconds.resize(static_cast<size_t>(options.repeat));
-  for (RankState& rank : ranks) {
-    result->weight_bytes_read.push_back(rank.weight_bytes_read);
-    for (size_t i = 0; i < rank.seconds.size(); ++i) {
-      for (double StageTimes::*const stage : kStages) {
-        double& slowest = result->slowest_rank_seconds[i].*stage;
-        slowest = std::max(slowest, rank.seconds[i].*stage);
-      }
-    }
-    result->reports.push_back(std::move(rank.report));
+// Copies a rank's rows to their place in the whole tensor.
+Status place_rows(std::span<const std::byte> rows, int64_t first_row, int64_t num_rows, int rank,
+                  Tensor* whole) {
+  const std::span<std::byte> all(whole->view().data, static_cast<size_t>(whole->num_bytes()));
+  const int64_t total = whole->view().dim(0);
+  const size_t row_bytes = total == 0 ? 0 : all.size() / static_cast<size_t>(total);
+  if (rows.size() != static_cast<size_t>(num_rows) * row_bytes) {
+    return Status(StatusCode::kCorruptData,
+                  fmt::format("rank {} sent {} bytes for {} rows of {} bytes", rank, rows.size(),
+                              num_rows, row_bytes));
   }
+  std::copy(rows.begin(), rows.end(),
+            all.begin() + static_cast<ptrdiff_t>(static_cast<size_t>(first_row) * row_bytes));
+  return Status();
+}
+
+Status add_record(const RunRanksOptions& options, RankRecord record, int rank,
+                  RanksResult* result) {
+  const int64_t num_tokens = result->output.view().dim(0);
+  const int64_t first = owned_begin(num_tokens, options.num_ranks, rank);
+  const int64_t count = owned_begin(num_tokens, options.num_ranks, rank + 1) - first;
+  ARGOSY_RETURN_IF_ERROR(place_rows(record.output, first, count, rank, &result->output));
+  ARGOSY_RETURN_IF_ERROR(
+      place_rows(std::as_bytes(std::span(record.topk_idx)), first, count, rank, &result->topk_idx));
+  ARGOSY_RETURN_IF_ERROR(place_rows(std::as_bytes(std::span(record.topk_weights)), first, count,
+                                    rank, &result->topk_weights));
+  result->weight_bytes_read.push_back(record.weight_bytes_read);
+  const size_t num_repeats = std::min(record.seconds.size(), result->slowest_rank_seconds.size());
+  for (size_t i = 0; i < num_repeats; ++i) {
+    for (double StageTimes::*const stage : kStages) {
+      double& slowest = result->slowest_rank_seconds[i].*stage;
+      slowest = std::max(slowest, record.seconds[i].*stage);
+    }
+  }
+  result->reports.push_back(std::move(record.report));
+  return Status();
+}
+
+Result<RanksResult> assemble(const RunRanksOptions& options, const RankInput& input, Group& group,
+                             const std::vector<std::vector<std::byte>>& records) {
+  const int64_t num_tokens = input.hidden.dim(0);
+  const int64_t top_k = input.config->router.top_k;
+  RanksResult result;
+  ARGOSY_ASSIGN_OR_RETURN(result.output,
+                          Tensor::zeros(input.hidden.dtype, {num_tokens, input.config->hidden}));
+  ARGOSY_ASSIGN_OR_RETURN(result.topk_idx, Tensor::zeros(DType::kI32, {num_tokens, top_k}));
+  ARGOSY_ASSIGN_OR_RETURN(result.topk_weights, Tensor::zeros(DType::kF32, {num_tokens, top_k}));
+  result.dot_order = group.dot_order();
+  result.level = group.level();
+  result.transport = group.transport_name();
+  result.slowest_rank_seconds.resize(static_cast<size_t>(options.repeat));
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    ARGOSY_ASSIGN_OR_RETURN(RankRecord record,
+                            rank_record_from(records[static_cast<size_t>(rank)]));
+    ARGOSY_RETURN_IF_ERROR(add_record(options, std::move(record), rank, &result));
+  }
+  return result;
+}
+
+Status run_in_group(const RunRanksOptions& options, const RankInput& input, LoadedWeights loaded,
+                    Group& group, Progress& progress, std::optional<RanksResult>* result) {
+  ARGOSY_ASSIGN_OR_RETURN(const RankRecord record,
+                          run_layer(options, input, std::move(loaded), group, progress));
+  std::vector<std::vector<std::byte>> records;
+  const bool is_root = group.rank() == 0;
+  ARGOSY_RETURN_IF_ERROR(group.gather(0, to_bytes(record), is_root ? &records : nullptr));
+  if (!is_root) return Status();
+  ARGOSY_ASSIGN_OR_RETURN(*result, assemble(options, input, group, records));
+  return Status();
 }
 
 // How near an error is to its cause; lower comes first.
@@ -222,48 +260,49 @@ Status merge_rank_errors(std::span<const Status> statuses) {
   return Status(root.status.code(), message);
 }
 
-Result<RanksResult> run_ranks(const RunRanksOptions& options, const ModelConfig& config,
-                              const ConstTensorView& hidden, Progress& progress) {
-  // Found here once, not by every rank in a race.
-  ExchangeOptions exchange{hidden.dtype, config.hidden, config.router.num_experts,
-                           config.router.top_k};
-  exchange.receive_budget_bytes =
-      options.receive_budget_bytes.value_or(exchange.receive_budget_bytes);
-  ARGOSY_RETURN_IF_ERROR(size_exchange(exchange, options.num_ranks).error());
-  std::vector<RankState> ranks(static_cast<size_t>(options.num_ranks));
-  const auto state_of = [&](int rank) -> RankState& { return ranks[static_cast<size_t>(rank)]; };
-  progress.begin("load", options.num_ranks);
-  ARGOSY_RETURN_IF_ERROR(on_every_rank(options.num_ranks, [&](int rank) {
-    state_of(rank).status = load_rank(options, rank, &state_of(rank));
-    progress.step();
-  }));
-  // Loading ends before anyone joins: a checkpoint that one rank cannot read then costs no
-  // deadline.
-  ARGOSY_RETURN_IF_ERROR(merged(ranks));
+RankOutcome run_rank(const RunRanksOptions& options, const RankSeat& seat,
+                     const Result<RankInput>& input, Progress& progress) {
+  Status mine = input.has_value() ? check_sizes(options, *input) : input.error();
+  std::optional<LoadedWeights> loaded;
+  if (mine.ok()) {
+    Result<LoadedWeights> weights = load(options, seat.rank);
+    mine = weights.error();
+    if (weights.has_value()) loaded = std::move(weights).value();
+  }
+  RankOutcome outcome;
+  Result<std::unique_ptr<Group>> group = Group::join(group_options(options, seat));
+  if (!group.has_value()) {
+    const StatusCode code = group.error().code();
+    outcome.is_known_to_others = code == StatusCode::kAborted || code == StatusCode::kDisagree;
+    outcome.status = mine.ok() ? group.error() : mine;
+    return outcome;
+  }
+  if (mine.ok()) {
+    mine = run_in_group(options, *input, std::move(*loaded), **group, progress, &outcome.result);
+  }
+  // Peers may still wait for this rank: the group must end for them as well.
+  if (!mine.ok()) (*group)->abort(mine);
+  outcome.is_known_to_others =
+      mine.code() != StatusCode::kTimeout && mine.code() != StatusCode::kPeerLost;
+  outcome.status = std::move(mine);
+  return outcome;
+}
 
-  const int64_t num_tokens = hidden.dim(0);
-  const int64_t top_k = config.router.top_k;
-  RanksResult result;
-  ARGOSY_ASSIGN_OR_RETURN(result.output, Tensor::zeros(hidden.dtype, {num_tokens, config.hidden}));
-  ARGOSY_ASSIGN_OR_RETURN(result.topk_idx, Tensor::zeros(DType::kI32, {num_tokens, top_k}));
-  ARGOSY_ASSIGN_OR_RETURN(result.topk_weights, Tensor::zeros(DType::kF32, {num_tokens, top_k}));
+Result<RanksResult> run_ranks(const RunRanksOptions& options, const RankInput& input,
+                              Progress& progress) {
+  ARGOSY_RETURN_IF_ERROR(check_sizes(options, input));
   ARGOSY_ASSIGN_OR_RETURN(const std::shared_ptr<InprocWorld> world,
                           InprocWorld::create(options.num_ranks));
+  std::vector<RankOutcome> outcomes(static_cast<size_t>(options.num_ranks));
   progress.begin("run", options.repeat);
   ARGOSY_RETURN_IF_ERROR(on_every_rank(options.num_ranks, [&](int rank) {
-    Share share;
-    share.first = owned_begin(num_tokens, options.num_ranks, rank);
-    const int64_t count = owned_begin(num_tokens, options.num_ranks, rank + 1) - share.first;
-    share.hidden = hidden.rows(share.first, count);
-    share.output = result.output.view().rows(share.first, count);
-    share.topk_idx = result.topk_idx.view().as<int32_t>() + share.first * top_k;
-    share.topk_weights = result.topk_weights.view().as<float>() + share.first * top_k;
-    state_of(rank).status =
-        run_rank(options, config.router, rank, world, share, progress, &state_of(rank));
+    const RankSeat seat{rank, TransportKind::kInproc, "", world};
+    outcomes[static_cast<size_t>(rank)] = run_rank(options, seat, input, progress);
   }));
-  ARGOSY_RETURN_IF_ERROR(merged(ranks));
-  gather(options, ranks, &result);
-  return result;
+  std::vector<Status> statuses;
+  for (const RankOutcome& outcome : outcomes) statuses.push_back(outcome.status);
+  ARGOSY_RETURN_IF_ERROR(merge_rank_errors(statuses));
+  return std::move(*outcomes[0].result);
 }
 
 }  // namespace argosy::tools

@@ -1,17 +1,22 @@
-// One MoE layer over R ranks that are threads of this process: load, join, run, gather.
+// One MoE layer over R ranks: load, join, run, gather to rank 0. run_rank is one rank, a thread or
+// a process; run_ranks makes all of them threads of this process.
 //
-// Invariant: whatever happens on one rank, every thread ends and is joined, and the error that came
-// first in cause is the one reported. Test: tests/cli/run_test.cc, tests/cli/table_test.cc.
+// Invariants: a rank that fails joins nevertheless and aborts the group, so that the others end
+// with its reason and not with a deadline; every thread is joined; of all errors the one that came
+// first in cause is reported. Test: tests/cli/run_test.cc, tests/cli/table_test.cc,
+// tests/cli/launch_test.cc.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "argosy/cpu.h"
+#include "argosy/group.h"
 #include "argosy/moe.h"
 #include "argosy/status.h"
 #include "argosy/tensor.h"
@@ -43,10 +48,36 @@ struct RanksResult {
   std::vector<StageTimes> slowest_rank_seconds;  // [repeat]
 };
 
-// hidden: fp32 or bf16 [T, H], dense; rank r gets its contiguous share. Blocks: until all ranks
-// ended.
-Result<RanksResult> run_ranks(const RunRanksOptions& options, const ModelConfig& config,
-                              const ConstTensorView& hidden, Progress& progress);
+// How one rank finds the others.
+struct RankSeat {
+  int rank = 0;
+  TransportKind transport = TransportKind::kAuto;
+  std::string job;
+  std::shared_ptr<InprocWorld> inproc;
+};
+
+// What the layer runs on, the same on every rank. hidden: fp32 or bf16 [T, H], dense; rank r takes
+// its contiguous share.
+struct RankInput {
+  const ModelConfig* config = nullptr;
+  ConstTensorView hidden;
+};
+
+struct RankOutcome {
+  Status status;
+  // Rank 0 has, or gets, the same reason to report.
+  bool is_known_to_others = false;
+  std::optional<RanksResult> result;  // on rank 0 when ok
+};
+
+// Runs one rank. An error in `input` (this rank could not read something) is told to the others.
+// Other ranks than 0 return when their results are sent.
+RankOutcome run_rank(const RunRanksOptions& options, const RankSeat& seat,
+                     const Result<RankInput>& input, Progress& progress);
+
+// Runs every rank as a thread. Blocks: until all ranks ended.
+Result<RanksResult> run_ranks(const RunRanksOptions& options, const RankInput& input,
+                              Progress& progress);
 
 // The ranks' errors as one: the code of the root cause (a rank that failed on its own before one
 // that waited for it), its message first, then what the others said. Ok when all are ok.

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,6 +99,17 @@ class Group {
 
   // Collective: yes. Blocks: at most step_deadline.
   Status barrier();
+
+  // Brings every rank's bytes to `root`, as (*all)[rank] in rank order; sizes may differ, 0 is fine.
+  // On other ranks `all` may be null and is left alone. A rank returns as soon as its own bytes are
+  // sent; nobody waits for the root to use them.
+  //
+  // Collective: yes, with one root. Blocks: at most step_deadline per chunk of a few MiB.
+  // Allocates: yes. Errors, the same on every rank, after which the group is still usable:
+  // kInvalidArgument for a root outside [0, num_ranks) or a root with null `all`; kDisagree names
+  // two roots and their ranks. kOutOfMemory, and the errors of a wait, end the group.
+  Status gather(int root, std::span<const std::byte> mine,
+                std::vector<std::vector<std::byte>>* all);
 
   // Makes every present and later wait of every rank fail with kAborted and this message.
   void abort(const Status& reason);

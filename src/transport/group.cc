@@ -17,6 +17,7 @@
 #include "platform/clock.h"
 #include "transport/agree.h"
 #include "transport/collectives.h"
+#include "transport/gather.h"
 #include "transport/inproc/endpoint.h"
 #include "transport/inproc/world.h"
 #include "transport/join.h"
@@ -219,6 +220,11 @@ Status Group::agree(const std::vector<Setting>& settings) {
 
 Status Group::barrier() {
   return state_->endpoint->barrier(Deadline::after(state_->step_deadline));
+}
+
+Status Group::gather(int root, std::span<const std::byte> mine,
+                     std::vector<std::vector<std::byte>>* all) {
+  return transport::gather(*state_->endpoint, root, mine, all, state_->step_deadline);
 }
 
 void Group::abort(const Status& reason) { state_->endpoint->abort(reason); }

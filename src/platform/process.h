@@ -1,0 +1,78 @@
+// Processes of this host: descriptors, starting a child that dies with its parent, finding what is
+// left of it. Test: tests/platform/launch_test.cc.
+#pragma once
+
+#include <signal.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "argosy/status.h"
+
+namespace argosy::platform {
+
+// Owns a file descriptor.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() { close(); }
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+
+  int get() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+  void close();
+
+ private:
+  int fd_ = -1;
+};
+
+struct Pipe {
+  Descriptor read_end;
+  Descriptor write_end;
+};
+
+// Closed on exec, and never one of the numbers 0 to 2. Errors: kOutOfMemory names the limit.
+Result<Pipe> make_pipe();
+// /dev/null for reading, likewise.
+Result<Descriptor> open_null();
+
+int parent_process_id();
+// 128 random bits as 32 hex digits.
+std::string random_hex_128();
+
+struct SpawnOptions {
+  std::vector<std::string> command;      // not empty; command[0] is looked up in PATH
+  std::vector<std::string> environment;  // "NAME=value", all of it
+  // Descriptors for 0, 1 and 2; -1 inherits.
+  int standard[3] = {-1, -1, -1};
+  sigset_t signal_mask;  // of the new program
+};
+
+// Starts a child that gets SIGKILL when the calling thread ends. Returns its process id once the
+// program runs. Errors: kNotFound or kIo when it cannot be executed; kOutOfMemory when the system
+// refuses the process, naming the limit.
+Result<int> spawn(const SpawnOptions& options);
+
+struct ChildEnd {
+  int exit_code = 0;
+  int signal = 0;
+};
+// How a child ended, which it then is no more; nullopt while it runs.
+std::optional<ChildEnd> collect_child(int process_id);
+
+// Children of this process, ended ones too, in no order.
+std::vector<int> child_processes();
+// Numbers in /proc: every process that is visible.
+std::vector<int> all_processes();
+
+// "9 (SIGKILL)".
+std::string describe_signal(int signal);
+
+}  // namespace argosy::platform

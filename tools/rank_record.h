@@ -1,0 +1,30 @@
+// What one rank tells rank 0 at the end of a run, as bytes. Test: tests/cli/rank_record_test.cc.
+//
+// Ranks run the same build on the same kind of machine (joining compares versions), so fields are
+// copied as they lie in memory; lengths are checked all the same.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "argosy/moe.h"
+#include "argosy/status.h"
+
+namespace argosy::tools {
+
+struct RankRecord {
+  int64_t weight_bytes_read = 0;
+  MoeReport report;                 // of the last repeat
+  std::vector<StageTimes> seconds;  // [repeat]
+  std::vector<std::byte> output;    // [the rank's tokens, H] in the input's dtype
+  std::vector<int32_t> topk_idx;    // [the rank's tokens, K]
+  std::vector<float> topk_weights;  // [the rank's tokens, K]
+};
+
+std::vector<std::byte> to_bytes(const RankRecord& record);
+// Errors: kCorruptData unless `bytes` are exactly what to_bytes makes.
+Result<RankRecord> rank_record_from(std::span<const std::byte> bytes);
+
+}  // namespace argosy::tools
