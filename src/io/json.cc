@@ -67,13 +67,21 @@ Result<Json> parse_json(std::string_view text, std::string_view what) {
   return Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
 }
 
-std::string in_quotes(std::string_view word) {
+std::string printable(std::string_view word) {
   constexpr size_t kMaxShown = 200;
-  std::string text(word.substr(0, kMaxShown));
+  size_t shown = std::min(word.size(), kMaxShown);
+  // A letter is shown whole or not at all: half of one is no UTF-8.
+  const auto inside_letter = [&] {
+    return (static_cast<unsigned char>(word[shown]) & 0xC0) == 0x80;
+  };
+  while (shown > 0 && shown < word.size() && inside_letter()) --shown;
+  std::string text(word.substr(0, shown));
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; }, '?');
   if (word.size() > kMaxShown) text += fmt::format("... ({} bytes)", word.size());
-  return '"' + text + '"';
+  return text;
 }
+
+std::string in_quotes(std::string_view word) { return '"' + printable(word) + '"'; }
 
 }  // namespace argosy::io

@@ -18,7 +18,10 @@ inline constexpr int kMaxJsonDepth = 64;
 // JSON, nested deeper than kMaxJsonDepth, or one key twice in an object.
 Result<nlohmann::json> parse_json(std::string_view text, std::string_view what);
 
-// A word of a file as it may stand in a message: quoted, shortened, control characters replaced.
+// A word of a file as it may stand in a message: shortened between letters, control characters
+// replaced.
+std::string printable(std::string_view word);
+// The same in double quotes.
 std::string in_quotes(std::string_view word);
 
 }  // namespace argosy::io

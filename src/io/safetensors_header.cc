@@ -93,11 +93,11 @@ bool HeaderHandler::string(std::string& value) {
   if (in_metadata_ && depth_ == 2) return true;
   if (depth_ != 2 || field_ != Field::kDType)
     return fail(fmt::format("the text {}", in_quotes(value)));
-  const Result<DType> dtype = parse_dtype(value);
+  // What is not printable is no dtype either, so the refusal names the word as it may be shown.
+  const Result<DType> dtype = parse_dtype(printable(value));
   if (!dtype) {
-    return refuse(base::error(
-        StatusCode::kUnsupported, "{}: {}", place(),
-        value.size() > 40 ? "unknown dtype " + in_quotes(value) : dtype.error().message()));
+    return refuse(
+        base::error(StatusCode::kUnsupported, "{}: {}", place(), dtype.error().message()));
   }
   tensors.back().dtype = *dtype;
   return true;

@@ -189,9 +189,10 @@ void count_leaving(DispatchPlan* plan) {
 
 // Rows of the slot run [begin, begin + rows) that lie in the round's window.
 int64_t rows_in_round(const DispatchPlan& plan, int64_t round, int64_t begin, int64_t rows) {
-  const int64_t window_begin = round * plan.round_rows;
-  const int64_t from = std::max(begin, window_begin);
-  const int64_t to = std::min(begin + rows, window_begin + plan.round_rows);
+  // Counted from the window: the end of the last one may not fit int64.
+  const int64_t first = begin - round * plan.round_rows;
+  const int64_t from = std::max<int64_t>(first, 0);
+  const int64_t to = std::min(first + rows, plan.round_rows);
   return std::max<int64_t>(0, to - from);
 }
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstring>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "argosy/plan.h"
 #include "base/error.h"
@@ -183,12 +185,25 @@ Status check_sending(const DispatchPlan& plan) {
       return corrupt("send_rows", plan.send_rows[expert], 0);
     }
   }
+  std::vector<int64_t> last_token(seen.size(), -1);
   for (size_t at = 0; at < plan.topk_idx.size(); ++at) {
     const int32_t expert = plan.topk_idx[at];
     if (expert < -1 || expert >= plan.num_experts) return corrupt("topk_idx", expert, -1);
-    const int32_t rank = expert < 0 ? -1 : placement.owner(expert);
-    const auto to = static_cast<size_t>(std::max(expert, 0));
-    const int64_t slot = expert < 0 ? -1 : plan.send_slots[to] + seen[to]++;
+    int32_t rank = -1;
+    int64_t slot = -1;
+    if (expert >= 0) {
+      const auto to = static_cast<size_t>(expert);
+      const int64_t token = static_cast<int64_t>(at) / plan.top_k;
+      if (std::exchange(last_token[to], token) == token) {
+        return base::error(StatusCode::kCorruptData, "plan bytes: token {} has expert {} twice",
+                           token, expert);
+      }
+      // Before the sum: beyond its send_rows an expert's slot may not fit int64.
+      if (seen[to] == plan.send_rows[to])
+        return corrupt("send_rows", plan.send_rows[to], seen[to] + 1);
+      rank = placement.owner(expert);
+      slot = plan.send_slots[to] + seen[to]++;
+    }
     if (plan.dest_rank[at] != rank) return corrupt("dest_rank", plan.dest_rank[at], rank);
     if (plan.dest_slot[at] != slot) return corrupt("dest_slot", plan.dest_slot[at], slot);
   }

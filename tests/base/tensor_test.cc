@@ -143,6 +143,20 @@ TEST(ShapeTest, BytesAtTheEdgesOfInt64) {
   EXPECT_FALSE(bytes({kHuge, kHuge, 0}, 1).has_value());
 }
 
+// Without elements, but with strides beyond int64: no view can hold it.
+TEST(ShapeTest, EmptyTensorWhoseStridesOverflowIsRefused) {
+  constexpr int64_t kWide = int64_t{1} << 40;
+  for (const auto& dims : {std::vector<int64_t>{kWide, kWide, 0}, {0, kWide, kWide}}) {
+    const Result<Tensor> tensor = Tensor::zeros(DType::kF32, dims);
+    ASSERT_FALSE(tensor.has_value());
+    EXPECT_EQ(tensor.error().code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(tensor.error().message().find("1099511627776"), std::string::npos);
+  }
+  const Result<Tensor> fits = Tensor::zeros(DType::kF32, {kWide, 0, 1024});
+  ASSERT_TRUE(fits.has_value());
+  EXPECT_EQ(fits->num_bytes(), 0);
+}
+
 TEST(ShapeTest, MessagesNameTheShape) {
   const Result<int64_t> negative = checked_num_bytes(std::vector<int64_t>{4, -1}, 2);
   ASSERT_FALSE(negative.has_value());

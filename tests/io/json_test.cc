@@ -48,6 +48,15 @@ TEST(Json, TextThatIsNoJsonIsRefused) {
 TEST(Json, WordsInMessagesAreShortAndPrintable) {
   EXPECT_EQ(io::in_quotes("a\nb"), "\"a?b\"");
   EXPECT_LT(io::in_quotes(std::string(1'000'000, 'x')).size(), 300u);
+  // Two bytes a letter: the cut at 200 falls into the 100th or between two.
+  for (const size_t before : {0, 1}) {
+    std::string word(before, 'x');
+    for (int i = 0; i < 150; ++i) word += "\xc3\xa9";
+    const std::string shown = io::printable(word);
+    const size_t letters = shown.find("...");
+    EXPECT_EQ(letters, 200u - before);
+    EXPECT_EQ(shown.substr(0, letters), word.substr(0, letters));
+  }
 }
 
 }  // namespace

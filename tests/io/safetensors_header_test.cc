@@ -126,6 +126,12 @@ TEST(SafetensorsHeader, UnknownDTypeIsATypedRefusal) {
   }
 }
 
+// A file must not write to the terminal of who opens it.
+TEST(SafetensorsHeader, UnknownDTypeIsShownWithoutControlCharacters) {
+  test::expect_error(parse(header_of({{"odd", "\\u001b[2J", "[1]", "[0,4]"}}), 4),
+                     StatusCode::kUnsupported, {"\"odd\"", "\"?[2J\"", "BF16"});
+}
+
 TEST(SafetensorsHeader, RangesAreCountedFromTheFile) {
   const auto tensors =
       io::parse_safetensors_header(header_of({{"x", "U8", "[4]", "[0,4]"}}), 100, 4);

@@ -1,0 +1,115 @@
+// parse_model_config: whatever the text, a config that keeps its own rules or a typed refusal.
+//
+// Guards src/io/config.cc, config_fields.cc and json.cc.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+
+#include "argosy/checkpoint.h"
+#include "fuzz/fuzz_target.h"
+#include "fuzz/json_mutator.h"
+
+namespace argosy::testing {
+namespace {
+
+constexpr HeapBound kBound = {.largest = 16, .peak = 64, .constant = 32768};
+
+constexpr std::string_view kWords[] = {"model_type",
+                                       "text_config",
+                                       "deepseek_v2",
+                                       "deepseek_v3",
+                                       "mixtral",
+                                       "qwen3_moe",
+                                       "olmoe",
+                                       "gpt_oss",
+                                       "num_hidden_layers",
+                                       "hidden_size",
+                                       "hidden_act",
+                                       "silu",
+                                       "num_experts",
+                                       "num_local_experts",
+                                       "n_routed_experts",
+                                       "num_experts_per_tok",
+                                       "intermediate_size",
+                                       "moe_intermediate_size",
+                                       "shared_expert_intermediate_size",
+                                       "n_shared_experts",
+                                       "n_group",
+                                       "topk_group",
+                                       "topk_method",
+                                       "greedy",
+                                       "group_limited_greedy",
+                                       "norm_topk_prob",
+                                       "routed_scaling_factor",
+                                       "scoring_func",
+                                       "softmax",
+                                       "sigmoid",
+                                       "first_k_dense_replace",
+                                       "moe_layer_freq",
+                                       "decoder_sparse_step",
+                                       "mlp_only_layers",
+                                       "mlp_bias",
+                                       "quantization_config"};
+
+std::string check_config(const ModelConfig& config) {
+  const auto layers = static_cast<size_t>(config.num_layers);
+  if (config.num_layers < 1 || config.num_layers > 65536 || config.is_moe_layer.size() != layers) {
+    return fmt::format("{} layers, {} marked", config.num_layers, config.is_moe_layer.size());
+  }
+  const std::vector<int64_t> moe = config.moe_layers();
+  const auto marked = std::count(config.is_moe_layer.begin(), config.is_moe_layer.end(), true);
+  if (static_cast<std::ptrdiff_t>(moe.size()) != marked) return "moe_layers() is not is_moe_layer";
+  if (config.hidden < 1) return fmt::format("hidden is {}", config.hidden);
+  if (config.router.num_experts == 0) return moe.empty() ? "" : "a dense model with MoE layers";
+  if (config.intermediate < 1 || config.shared_intermediate < 0) {
+    return fmt::format("widths {} and {}", config.intermediate, config.shared_intermediate);
+  }
+  const Status router = validate(config.router);
+  return router.ok() ? "" : "an accepted router is not valid: " + router.to_string();
+}
+
+std::string check(std::string_view input) {
+  return within(kBound, input.size(), [&]() -> std::string {
+    const Result<ModelConfig> config = parse_model_config(input);
+    if (config) return check_config(*config);
+    return refusal_problem(config.error(), {StatusCode::kCorruptData, StatusCode::kInvalidArgument,
+                                            StatusCode::kUnsupported});
+  });
+}
+
+std::string mutate(std::string_view input, Random& random, ByteMutator bytes) {
+  return mutate_json(input, kWords, random, bytes);
+}
+
+std::map<std::string, std::string> seeds() {
+  std::map<std::string, std::string> files;
+  for (const char* family : {"deepseek_v2", "deepseek_v3", "mixtral", "olmoe", "qwen3_moe"}) {
+    std::ifstream file(fmt::format("{}/models/{}_tiny/config.json", ARGOSY_TESTDATA, family));
+    std::string text(std::istreambuf_iterator<char>(file), {});
+    if (std::string_view(family) == "qwen3_moe") {
+      files.emplace("nested", fmt::format(R"({{"model_type":"wrapper","text_config":{}}})", text));
+    }
+    files.emplace(family, std::move(text));
+  }
+  const std::string start = R"({"model_type":"qwen3_moe","num_hidden_layers":4,"hidden_size":8,)"
+                            R"("num_experts":4,"moe_intermediate_size":4,"num_experts_per_tok":2,)"
+                            R"("norm_topk_prob":true,)";
+  files.emplace("sparse_step", start + R"("decoder_sparse_step":2,"mlp_only_layers":[3]})");
+  files.emplace("later_family", R"({"model_type":"gpt_oss"})");
+  files.emplace("key_twice", start + R"("hidden_size":8})");
+  files.emplace("not_a_number", start + R"("routed_scaling_factor":1e999})");
+  files.emplace("deep", std::string(70, '[') + std::string(70, ']'));
+  files.emplace("alias_differs", start + R"("num_local_experts":8})");
+  return files;
+}
+
+}  // namespace
+
+const FuzzTarget& config_target() {
+  static const FuzzTarget target = {"config", check, mutate, seeds};
+  return target;
+}
+
+}  // namespace argosy::testing
