@@ -83,10 +83,7 @@ Status check_target(std::string_view option, const std::string& path) {
   return Status();
 }
 
-Status write_json(const std::string& path, const nlohmann::ordered_json& json) {
-  const std::string text =
-      json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-  if (path == "-") return write_stdout(text);
+Status write_text(const std::string& path, std::string_view text) {
   const std::string beside = path + ".partial";
   std::ofstream file(beside, std::ios::binary | std::ios::trunc);
   file.write(text.data(), static_cast<std::streamsize>(text.size()));
@@ -100,6 +97,12 @@ Status write_json(const std::string& path, const nlohmann::ordered_json& json) {
   fs::remove(beside, ignored);
   return Status(StatusCode::kIo, fmt::format("cannot write {} bytes to '{}'{}{}", text.size(), path,
                                              error ? ": " : "", error ? error.message() : ""));
+}
+
+Status write_json(const std::string& path, const nlohmann::ordered_json& json) {
+  const std::string text =
+      json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return path == "-" ? write_stdout(text) : write_text(path, text);
 }
 
 }  // namespace argosy::tools

@@ -34,6 +34,9 @@ Status write_stdout(std::string_view text);
 // device has its name. Called before long work, so that a typing error costs nothing.
 Status check_target(std::string_view option, const std::string& path);
 
+// Text to a file, whole or not at all. Errors: kIo.
+Status write_text(const std::string& path, std::string_view text);
+
 // Indented JSON to stdout for "-", else to a file, whole or not at all. Bytes that are no UTF-8
 // (file names may hold them) are replaced. Errors: kIo.
 Status write_json(const std::string& path, const nlohmann::ordered_json& json);

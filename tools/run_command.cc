@@ -28,10 +28,12 @@
 #include "tools/console.h"
 #include "tools/option_checks.h"
 #include "tools/progress.h"
+#include "tools/report_page.h"
 #include "tools/run_ranks.h"
 #include "tools/run_report.h"
 #include "tools/table.h"
 #include "tools/tensor_values.h"
+#include "tools/trace.h"
 
 namespace argosy::tools {
 namespace {
@@ -55,15 +57,29 @@ struct RunOptions {
   std::optional<double> tolerance;
   std::string output;
   std::string json;
+  std::string report;
+  std::string trace;
   int64_t repeat = 1;
   std::optional<double> timeout_seconds;
   std::optional<int64_t> receive_budget;
 };
 
 Status check_targets(const RunOptions& options) {
-  if (!options.output.empty()) ARGOSY_RETURN_IF_ERROR(check_target("--output", options.output));
-  if (!options.json.empty() && options.json != "-") {
-    ARGOSY_RETURN_IF_ERROR(check_target("--json", options.json));
+  const std::array<std::pair<const char*, const std::string*>, 4> targets = {
+      {{"--output", &options.output},
+       {"--json", &options.json},
+       {"--report", &options.report},
+       {"--trace", &options.trace}}};
+  for (auto target = targets.begin(); target != targets.end(); ++target) {
+    const auto& [option, path] = *target;
+    const bool is_stdout = path == &options.json && *path == "-";
+    if (path->empty() || is_stdout) continue;
+    ARGOSY_RETURN_IF_ERROR(check_target(option, *path));
+    for (auto other = targets.begin(); other != target; ++other) {
+      if (*other->second != *path) continue;
+      return Status(StatusCode::kInvalidArgument,
+                    fmt::format("{} and {} are both '{}'", other->first, option, *path));
+    }
   }
   return Status();
 }
@@ -159,6 +175,7 @@ RunReport report_of(const RunOptions& options, const Inputs& inputs, const Ranks
   report.rows_per_expert = result.reports[0].rows_per_expert;
   report.rows_per_rank = result.reports[0].rows_per_rank;
   report.rounds = result.reports[0].num_rounds;
+  report.rank_reports = result.reports;
   for (size_t rank = 0; rank < result.reports.size(); ++rank) {
     const MoeReport& moe = result.reports[rank];
     report.bytes.push_back({moe.dispatch_bytes, moe.combine_bytes, moe.saved_by_dedup_bytes,
@@ -192,17 +209,35 @@ Status judge(const RunOptions& options, const Inputs& inputs, const RanksResult&
 
 // All files or none.
 Status write_files(const RunOptions& options, const RanksResult& result, const RunReport& report) {
-  if (!options.output.empty()) {
+  std::vector<std::string> written;
+  const auto write = [&](const std::string& path, const auto& body) -> Status {
+    if (path.empty()) return Status();
+    ARGOSY_RETURN_IF_ERROR(body(path));
+    if (path != "-") written.push_back(path);
+    return Status();
+  };
+  Status status = write(options.output, [&](const std::string& path) {
     const std::array<NamedTensor, 3> tensors = {{{"output", result.output.view()},
                                                  {"topk_idx", result.topk_idx.view()},
                                                  {"topk_weights", result.topk_weights.view()}}};
-    ARGOSY_RETURN_IF_ERROR(write_safetensors(options.output, tensors));
+    return write_safetensors(path, tensors);
+  });
+  if (status.ok()) {
+    status = write(options.report,
+                   [&](const std::string& path) { return write_text(path, report_page(report)); });
   }
-  Status status;
-  if (!options.json.empty()) status = write_json(options.json, to_json(report));
-  if (!status.ok() && !options.output.empty()) {
+  if (status.ok()) {
+    status = write(options.trace,
+                   [&](const std::string& path) { return write_text(path, trace_text(report)); });
+  }
+  if (status.ok()) {
+    status = write(options.json,
+                   [&](const std::string& path) { return write_json(path, to_json(report)); });
+  }
+  if (status.ok()) return status;
+  for (const std::string& path : written) {
     std::error_code ignored;
-    std::filesystem::remove(options.output, ignored);
+    std::filesystem::remove(path, ignored);
   }
   return status;
 }
@@ -394,6 +429,15 @@ void add_result_options(CLI::App& command, RunOptions& options) {
   command
       .add_option("--json", options.json, "Write JSON to this file; - is stdout, without the table")
       ->type_name("FILE|-");
+  command
+      .add_option("--report", options.report,
+                  "Write a page (HTML, one file) with load, traffic, time line and every figure")
+      ->type_name("FILE");
+  command
+      .add_option("--trace", options.trace,
+                  "Write the time line of the last run as trace events, for Perfetto or "
+                  "chrome://tracing")
+      ->type_name("FILE");
 }
 
 }  // namespace

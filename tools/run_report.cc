@@ -33,6 +33,19 @@ Json bytes_json(const std::vector<RankBytes>& ranks) {
           {"per_rank", per_rank}};
 }
 
+// [from][to]: what every rank sends, its own rows on the diagonal.
+Json traffic_json(const std::vector<MoeReport>& ranks) {
+  Json rows = Json::array();
+  Json expert_rows = Json::array();
+  for (const MoeReport& rank : ranks) {
+    rows.push_back(rank.sent_rows_dedup);
+    expert_rows.push_back(rank.sent_rows);
+  }
+  return {{"row_bytes", ranks.empty() ? 0 : ranks[0].row_bytes},
+          {"rows", rows},
+          {"expert_rows", expert_rows}};
+}
+
 Json check_json(const std::optional<CheckResult>& check) {
   if (!check.has_value()) return nullptr;
   return {{"max_abs", check->error.max_abs},
@@ -115,6 +128,7 @@ Json to_json(const RunReport& report) {
           {"balancedness", summarise(report.rows_per_rank).balancedness},
           {"expert_balancedness", summarise(report.rows_per_expert).balancedness},
           {"bytes", bytes_json(report.bytes)},
+          {"traffic", traffic_json(report.rank_reports)},
           {"repeat", report.repeat},
           {"rounds", report.rounds},
           {"stages", stages},

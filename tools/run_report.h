@@ -1,4 +1,4 @@
-// Everything `argosy run` has to say, once; the table and the JSON are two views of it.
+// Everything `argosy run` has to say, once; table, JSON, page and trace are views of it.
 //
 // Test: tests/cli/run_test.cc.
 #pragma once
@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "argosy/moe.h"
 #include "tools/check.h"
 #include "tools/compare.h"
 
@@ -45,7 +46,8 @@ struct RunReport {
   std::string transport;
   std::vector<int64_t> rows_per_expert;
   std::vector<int64_t> rows_per_rank;
-  std::vector<RankBytes> bytes;  // [R]
+  std::vector<RankBytes> bytes;         // [R]
+  std::vector<MoeReport> rank_reports;  // [R], of the last repeat
   std::vector<Stage> stages;
   double total_seconds = 0;
   double tolerance = 0;          // of outputs, by their peak

@@ -1,0 +1,336 @@
+// See report_page.h. Test: tests/cli/report_test.cc.
+#include "tools/report_page.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "argosy/plan.h"
+#include "tools/chart.h"
+#include "tools/html.h"
+#include "tools/load_summary.h"
+#include "tools/report_style.h"
+
+namespace argosy::tools {
+namespace {
+
+// In the order in which a call goes through them.
+constexpr MoeStage kStagesInTime[] = {MoeStage::kRoute,    MoeStage::kCounts,  MoeStage::kShared,
+                                      MoeStage::kDispatch, MoeStage::kExperts, MoeStage::kCombine};
+
+std::string plural(int64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+std::string ms(double seconds) { return fmt::format("{:.3f}", seconds * 1e3); }
+
+std::string section(std::string_view title, const std::string& text, const std::string& body) {
+  return fmt::format("<section>\n<h2>{}</h2>\n{}{}</section>\n", title,
+                     text.empty() ? "" : "<p>" + text + "</p>\n", body);
+}
+
+std::string scrolling(const std::string& body) {
+  return "<div class=\"scroll\">\n" + body + "</div>\n";
+}
+
+// Cells are HTML. The first line is the head.
+using Lines = std::vector<std::vector<std::string>>;
+
+std::string table(const Lines& lines, bool last_is_sum) {
+  std::string html = "<table>\n";
+  for (size_t i = 0; i < lines.size(); ++i) {
+    html += last_is_sum && i + 1 == lines.size() ? "<tr class=\"sum\">" : "<tr>";
+    const char* const cell = i == 0 ? "th" : "td";
+    for (const std::string& text : lines[i]) html += fmt::format("<{0}>{1}</{0}>", cell, text);
+    html += "</tr>\n";
+  }
+  return html + "</table>\n";
+}
+
+// --- head ---
+
+std::string fact(std::string_view name, const std::string& value) {
+  return fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", name, escaped(value));
+}
+
+std::string wide_fact(std::string_view name, const std::string& value) {
+  return fmt::format("<div class=\"wide\"><dt>{}</dt><dd><code>{}</code></dd></div>\n", name,
+                     escaped(value));
+}
+
+std::string verdict(const RunReport& report) {
+  const std::vector<std::string> failures = failures_of(report);
+  if (!report.check.has_value() && !report.compare.has_value()) {
+    return "<div class=\"verdict\">not checked</div>\n";
+  }
+  if (failures.empty()) return "<div class=\"verdict pass\">all checks held</div>\n";
+  std::string html = "<div class=\"verdict fail\">a check FAILED</div>\n<ul class=\"failures\">\n";
+  for (const std::string& failure : failures) html += "<li>" + escaped(failure) + "</li>\n";
+  return html + "</ul>\n";
+}
+
+std::string head(const RunReport& report) {
+  std::string html =
+      fmt::format("<h1>{}, layer {}, {}</h1>\n<code>{}</code><br>\n", escaped(report.family),
+                  report.layer, plural(report.ranks, "rank"), escaped(report.model));
+  html += verdict(report);
+  html += "<dl class=\"facts\">\n";
+  html += fact("tokens", fmt::format("{} of {} {}", report.tokens, report.hidden, report.dtype));
+  html += fact("experts", fmt::format("{}, top-{}", report.experts, report.top_k));
+  html += fact("ranks",
+               fmt::format("{} x {}", report.ranks, plural(report.threads_per_rank, "thread")));
+  html += fact("transport", report.transport);
+  html += fact("level", report.level);
+  html += fact("dot_order", report.dot_order);
+  html += fact("receive rounds", std::to_string(report.rounds));
+  html += fact("runs", std::to_string(report.repeat));
+  html += fact("time of a run", ms(report.total_seconds) + " ms");
+  html += fact("rank balancedness",
+               fmt::format("{:.3f}", summarise(report.rows_per_rank).balancedness));
+  html += fact("expert balancedness",
+               fmt::format("{:.3f}", summarise(report.rows_per_expert).balancedness));
+  html += wide_fact("digest of the output", report.dot_order + ":" + report.digest);
+  return html + "</dl>\n";
+}
+
+// --- load ---
+
+std::vector<std::string> load_line(std::string name, std::span<const int64_t> loads) {
+  const LoadSummary load = summarise(loads);
+  return {std::move(name), std::to_string(load.min), fmt::format("{:.1f}", load.mean),
+          std::to_string(load.max), fmt::format("{:.3f}", load.balancedness)};
+}
+
+std::string load(const RunReport& report) {
+  BarChart experts;
+  experts.item = "expert";
+  experts.values = report.rows_per_expert;
+  experts.group = "rank";
+  for (int rank = 0; rank <= report.ranks; ++rank) {
+    experts.group_begin.push_back(owned_begin(report.experts, report.ranks, rank));
+  }
+  BarChart ranks;
+  ranks.item = "rank";
+  ranks.values = report.rows_per_rank;
+  constexpr int kRanksBesideTheTable = 12;
+  if (report.ranks <= kRanksBesideTheTable) ranks.width = 480;
+  const std::string summary = table({{"rows", "min", "mean", "max", "balancedness"},
+                                     load_line("per expert", report.rows_per_expert),
+                                     load_line("per rank", report.rows_per_rank)},
+                                    false);
+  return section("Load per expert",
+                 "Rows that each expert computes, over all ranks. The most loaded one is marked; "
+                 "balancedness is mean / max, 1 is even.",
+                 scrolling(bar_chart(experts))) +
+         section("Load per rank", "Rows that each rank computes.",
+                 "<div class=\"beside\">\n" + scrolling(bar_chart(ranks)) + summary + "</div>\n");
+}
+
+// --- traffic ---
+
+std::vector<std::string> bytes_line(std::string name, const RankBytes& bytes) {
+  return {std::move(name), std::to_string(bytes.dispatch), std::to_string(bytes.combine),
+          std::to_string(bytes.saved_by_dedup), std::to_string(bytes.weights_read)};
+}
+
+// In two columns where there are many ranks.
+std::string bytes_tables(const std::vector<RankBytes>& ranks, const RankBytes& total) {
+  constexpr size_t kMostLines = 17;
+  const Lines head = {{"bytes", "dispatch", "combine", "saved by dedup", "weights read"}};
+  const size_t half = ranks.size() <= kMostLines ? ranks.size() : ranks.size() / 2 + 1;
+  std::string html;
+  Lines lines = head;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    lines.push_back(bytes_line(fmt::format("rank {}", rank), ranks[rank]));
+    if (rank + 1 != half || rank + 1 == ranks.size()) continue;
+    html += table(lines, false);
+    lines = head;
+  }
+  const bool has_sum = ranks.size() > 1;
+  if (has_sum) lines.push_back(bytes_line("all ranks", total));
+  return "<div class=\"beside\">\n" + html + table(lines, has_sum) + "</div>\n";
+}
+
+std::string traffic_text(const RunReport& report, const RankBytes& total) {
+  const int64_t row_bytes = report.rank_reports[0].row_bytes;
+  if (report.ranks == 1) {
+    return fmt::format("Rows of {} bytes. With one rank, none leaves it.", row_bytes);
+  }
+  const double saved = total.combine == 0 ? 0
+                                          : 100.0 * static_cast<double>(total.saved_by_dedup) /
+                                                static_cast<double>(total.combine);
+  return fmt::format(
+      "Rows that dispatch sends, {} bytes each. A token goes once to a rank{}, however many of its "
+      "experts are there: that saves {} of {} bytes, {:.1f} %. Rows on the diagonal stay.",
+      row_bytes, report.rounds > 1 ? " and round" : "", total.saved_by_dedup, total.combine, saved);
+}
+
+std::string traffic(const RunReport& report) {
+  RankBytes total;
+  for (const RankBytes& bytes : report.bytes) {
+    total.dispatch += bytes.dispatch;
+    total.combine += bytes.combine;
+    total.saved_by_dedup += bytes.saved_by_dedup;
+    total.weights_read += bytes.weights_read;
+  }
+  return section("Traffic from rank to rank", traffic_text(report, total),
+                 scrolling(traffic_map(report.rank_reports))) +
+         section("Bytes per rank",
+                 "Of rows that change rank, each counted where its token is at home; and of the "
+                 "checkpoint.",
+                 scrolling(bytes_tables(report.bytes, total)));
+}
+
+// --- time ---
+
+std::string time_line(const RunReport& report) {
+  std::string key = "<div class=\"key\">";
+  for (const MoeStage stage : kStagesInTime) {
+    key += fmt::format("<span><i class=\"{0}\"></i>{0}</span>", name_of(stage));
+  }
+  key += "</div>\n";
+  int64_t dropped = 0;
+  for (const MoeReport& rank : report.rank_reports) dropped += rank.dropped_spans;
+  std::string text = report.repeat > 1 ? "The last run, from the moment the first rank began."
+                                       : "From the moment the first rank began.";
+  text += " counts, dispatch and combine include waiting for other ranks.";
+  if (dropped > 0) {
+    text += fmt::format(" {} spans past round {} are not drawn.", dropped,
+                        MoeReport::kMaxTimedRounds - 1);
+  }
+  return section("Time line", text, key + scrolling(time_lanes(report.rank_reports)));
+}
+
+double seconds_of_stage(const RunReport& report, MoeStage stage) {
+  for (const Stage& one : report.stages) {
+    if (one.name == name_of(stage)) return one.seconds;
+  }
+  return 0;
+}
+
+std::string stage_line(const RunReport& report, MoeStage stage, double longest) {
+  const double seconds = seconds_of_stage(report, stage);
+  double fastest = INFINITY;
+  double slowest = 0;
+  for (const MoeReport& rank : report.rank_reports) {
+    fastest = std::min(fastest, seconds_of(rank.seconds, stage));
+    slowest = std::max(slowest, seconds_of(rank.seconds, stage));
+  }
+  return fmt::format(
+      "<tr><td>{0}</td><td>{1}</td><td class=\"share\"><span class=\"{0}\" "
+      "style=\"width:{2:.1f}%\"></span></td><td>{3}</td><td>{4}</td></tr>\n",
+      name_of(stage), ms(seconds), longest > 0 ? 100 * seconds / longest : 0, ms(fastest),
+      ms(slowest));
+}
+
+std::string stages(const RunReport& report) {
+  double longest = 0;
+  for (const Stage& stage : report.stages) longest = std::max(longest, stage.seconds);
+  std::string html = fmt::format(
+      "<table>\n<tr><th>stage</th><th>ms, slowest rank{}</th><th></th>"
+      "<th>last run, fastest rank</th><th>last run, slowest rank</th></tr>\n",
+      report.repeat > 1 ? fmt::format(", median of {}", report.repeat) : "");
+  for (const MoeStage stage : kStagesInTime) html += stage_line(report, stage, longest);
+  double fastest = INFINITY;
+  double slowest = 0;
+  for (const MoeReport& rank : report.rank_reports) {
+    fastest = std::min(fastest, rank.seconds.total);
+    slowest = std::max(slowest, rank.seconds.total);
+  }
+  html += fmt::format(
+      "<tr class=\"sum\"><td>total</td><td>{}</td><td></td><td>{}</td><td>{}</td></tr>\n</table>\n",
+      ms(report.total_seconds), ms(fastest), ms(slowest));
+  return section("Stages",
+                 "The slowest rank of every stage; the stages of several ranks overlap, "
+                 "so they need not add up to the total.",
+                 scrolling(html));
+}
+
+// --- checks ---
+
+struct CheckLine {
+  std::string what;
+  std::string seen;
+  std::string allowed;
+  std::optional<bool> held;  // unset: only told
+};
+
+std::string check_table(const std::vector<CheckLine>& lines) {
+  std::string html =
+      "<table>\n<tr><th>against</th><th>seen</th><th>allowed</th><th class=\"text\"></th></tr>\n";
+  for (const CheckLine& line : lines) {
+    const char* const tone = !line.held.has_value() ? "text" : *line.held ? "pass" : "fail";
+    const char* const word = !line.held.has_value() ? "" : *line.held ? "held" : "FAILED";
+    html += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td><td class=\"{}\">{}</td></tr>\n",
+                        line.what, line.seen, line.allowed, tone, word);
+  }
+  return html + "</table>\n";
+}
+
+std::string short_number(double value) { return fmt::format("{:.3g}", value); }
+
+void add_reference_lines(const RunReport& report, std::vector<CheckLine>* lines) {
+  const CheckResult& check = *report.check;
+  const double error = check.error.relative();
+  const std::string name = "fp64 reference: ";
+  lines->push_back({name + "tokens", std::to_string(check.tokens), "", {}});
+  lines->push_back({name + "tokens whose experts differ", std::to_string(check.experts_differ), "0",
+                    check.experts_differ == 0});
+  lines->push_back({name + "tokens with ties", std::to_string(check.ties), "", {}});
+  lines->push_back({name + "largest error", short_number(check.error.max_abs), "", {}});
+  lines->push_back({name + "largest error / peak", short_number(error),
+                    short_number(report.tolerance), error <= report.tolerance});
+}
+
+void add_capture_lines(const RunReport& report, std::vector<CheckLine>* lines) {
+  const CompareResult& compare = *report.compare;
+  const double error = compare.output.relative();
+  const bool judged = std::isfinite(report.weights_tolerance);
+  const std::string name = "captures: ";
+  lines->push_back(
+      {name + "tokens whose experts are equal", std::to_string(compare.experts_equal), "", {}});
+  lines->push_back({name + "tokens whose experts differ", std::to_string(compare.experts_differ),
+                    "0", compare.experts_differ == 0});
+  lines->push_back({name + "tokens with ties", std::to_string(compare.ties), "", {}});
+  CheckLine weights = {name + "largest relative error of a weight",
+                       short_number(compare.weights_max_rel),
+                       "not judged in bf16",
+                       {}};
+  if (judged) {
+    weights.allowed = short_number(report.weights_tolerance);
+    weights.held = compare.weights_max_rel <= report.weights_tolerance;
+  }
+  lines->push_back(weights);
+  lines->push_back({name + "largest error / peak", short_number(error),
+                    short_number(report.tolerance), error <= report.tolerance});
+}
+
+std::string checks(const RunReport& report) {
+  std::vector<CheckLine> lines;
+  if (report.check.has_value()) add_reference_lines(report, &lines);
+  if (report.compare.has_value()) add_capture_lines(report, &lines);
+  if (lines.empty()) return section("Checks", "None were asked for.", "");
+  return section("Checks",
+                 "Errors of the output are given as a part of the largest magnitude expected "
+                 "(peak). Ties are choices that rounding decides; they are allowed.",
+                 scrolling(check_table(lines)));
+}
+
+}  // namespace
+
+std::string report_page(const RunReport& report) {
+  const std::string title = fmt::format("argosy: {}, layer {}, {}", escaped(report.family),
+                                        report.layer, plural(report.ranks, "rank"));
+  std::string html = fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n<header>\n{}</header>\n<main>\n",
+      title, kReportStyle, head(report));
+  html += checks(report) + load(report) + traffic(report) + time_line(report) + stages(report);
+  html += "</main>\n<footer>argosy " ARGOSY_VERSION "</footer>\n</body>\n</html>\n";
+  return html;
+}
+
+}  // namespace argosy::tools
