@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -50,6 +52,27 @@ int count_marked(const std::string& mark) {
   return count;
 }
 
+constexpr uid_t kNobody = 65534;
+
+int count_processes_of(uid_t user) {
+  int count = 0;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+    struct stat seen {};
+    count += stat(entry.path().c_str(), &seen) == 0 && S_ISDIR(seen.st_mode) && seen.st_uid == user
+                 ? 1
+                 : 0;
+  }
+  return count;
+}
+
+std::vector<int> children_of(int parent) {
+  std::vector<int> children;
+  std::istringstream list(read_text(fmt::format("/proc/{}/task/{}/children", parent, parent)));
+  for (int child = 0; list >> child;) children.push_back(child);
+  return children;
+}
+
 template <typename Condition>
 bool comes_true(const Condition& condition) {
   const Clock::time_point end = Clock::now() + std::chrono::seconds(60);
@@ -63,7 +86,10 @@ bool comes_true(const Condition& condition) {
 // The tool as a child of the test that can be sent signals.
 class Tool {
  public:
-  explicit Tool(Words words, const std::string& mark, const std::string& out_path = "/dev/null") {
+  Tool(
+      Words words, const std::string& mark, const std::string& out_path = "/dev/null",
+      const std::string& err_path = "/dev/null",
+      const std::function<bool()>& prepare = [] { return true; }) {
     words.insert(words.begin(), ARGOSY_CLI);
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
@@ -73,9 +99,10 @@ class Tool {
     std::string variable = mark;
     putenv(variable.data());
     if (freopen(out_path.c_str(), "w", stdout) == nullptr ||
-        freopen("/dev/null", "w", stderr) == nullptr) {
+        freopen(err_path.c_str(), "w", stderr) == nullptr) {
       _exit(99);
     }
+    if (!prepare()) _exit(99);
     execv(ARGOSY_CLI, argv.data());
     _exit(99);
   }
@@ -176,6 +203,29 @@ TEST(Launch, TooFewDescriptorsAreNamed) {
   EXPECT_NE(result.err.find("of 16 ranks were started"), std::string::npos) << result.err;
 }
 
+TEST(Launch, TooFewProcessesAreNamed) {
+  // The limit counts all processes of a user; root, whom it does not bind, becomes a user without
+  // others: the tool, its guardian and one rank fit.
+  const std::string err_path = fresh_dir("processes_limit") + "/err";
+  const std::string mark = fresh_mark("processes_limit");
+  const bool is_root = geteuid() == 0;
+  if (is_root && count_processes_of(kNobody) != 0) GTEST_SKIP() << "nobody runs something";
+  Tool tool({"launch", "-n", "4", "--", "sleep", "600"}, mark, "/dev/null", err_path, [&] {
+    const rlimit limit{is_root ? rlim_t{3} : 1, is_root ? rlim_t{3} : 1};
+    return setrlimit(RLIMIT_NPROC, &limit) == 0 && (!is_root || setuid(kNobody) == 0);
+  });
+  const int status = tool.wait();
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 99) GTEST_SKIP() << "cannot run as nobody";
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 2) << status;
+  const std::string err = read_text(err_path);
+  EXPECT_NE(err.find("fork"), std::string::npos) << err;
+  if (is_root) {
+    EXPECT_NE(err.find("this user may have 3 processes"), std::string::npos) << err;
+    EXPECT_NE(err.find("after 1 of 4 ranks were started"), std::string::npos) << err;
+  }
+  EXPECT_EQ(count_marked(mark), 0);
+}
+
 TEST(Launch, KillingTheLauncherLeavesNoProcess) {
   // Ranks with children of their own, one of them in a session of its own.
   const std::string mark = fresh_mark("launcher");
@@ -238,6 +288,150 @@ TEST(Launch, StopsAndGoesOn) {
   kill(tool.pid(), SIGCONT);
   status = tool.wait();
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+// The digest kept for this layer, see digest_test.cc.
+constexpr const char* kLayer = "deepseek_v3_tiny 1 bf16 amx ";
+
+std::string kept_digest() {
+  const std::string kept = read_text(testdata("digests.txt"));
+  const size_t at = kept.find(kLayer);
+  return at == std::string::npos ? "" : kept.substr(at + std::string(kLayer).size(), 32);
+}
+
+Words run_layer(const Words& more) {
+  Words words = {"--dot-order", "amx", "--check", "none", "--json", "-"};
+  words.insert(words.end(), more.begin(), more.end());
+  return run_arguments("deepseek_v3_tiny", 1, "bf16", words);
+}
+
+void expect_digest(const CliResult& result, int ranks) {
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  const nlohmann::json report = result.json();
+  ASSERT_FALSE(report.is_discarded()) << result.out;  // one rank alone has printed
+  EXPECT_EQ(report["digest"], kept_digest()) << ranks << " ranks";
+  EXPECT_EQ(report["ranks"], ranks);
+  EXPECT_EQ(report["transport"], "shm");
+}
+
+TEST(RunProcesses, TheDigestIsThatOfThreads) {
+  for (const int ranks : {1, 2, 3, 4, 7, 8, 16}) {
+    expect_digest(run_cli(run_layer({"--transport", "shm", "--ranks", std::to_string(ranks)})),
+                  ranks);
+  }
+}
+
+TEST(RunProcesses, EveryKeptDigestComesOutOfProcesses) {
+  std::istringstream lines(read_text(testdata("digests.txt")));
+  constexpr int kRanks[] = {1, 2, 3, 4, 7, 8, 16};
+  size_t turn = 0;
+  for (std::string model, layer, run, order, digest;
+       lines >> model >> layer >> run >> order >> digest; ++turn) {
+    const int ranks = kRanks[turn % std::size(kRanks)];
+    const CliResult result =
+        run_cli(run_arguments(model, std::stoi(layer), run,
+                              {"--dot-order", order, "--check", "none", "--json", "-",
+                               "--transport", "shm", "--ranks", std::to_string(ranks)}));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(result.json()["digest"], digest) << model << layer << run << order << " " << ranks;
+  }
+  EXPECT_GE(turn, 36u);
+}
+
+TEST(RunProcesses, UnderArgosyLaunchTheEnvironmentSaysAll) {
+  for (const int ranks : {1, 3, 8}) {
+    Words words = {"launch", "-n", std::to_string(ranks), "--no-label", "--", ARGOSY_CLI};
+    const Words run = run_layer({});
+    words.insert(words.end(), run.begin(), run.end());
+    expect_digest(run_cli(words), ranks);
+  }
+}
+
+TEST(RunProcesses, UnderOpenMpiToo) {
+  if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun here";
+  for (const int ranks : {2, 4, 16}) {
+    std::string command =
+        fmt::format("mpirun --oversubscribe --allow-run-as-root -n {} '{}'", ranks, ARGOSY_CLI);
+    for (const std::string& word : run_layer({})) command += " '" + word + "'";
+    // Through the launcher as one unlabelled rank; its variables must not reach mpirun's ranks.
+    const CliResult result = run_cli(
+        {"launch", "-n", "1", "--no-label", "--", "sh", "-c",
+         "unset ARGOSY_RANK ARGOSY_WORLD_SIZE ARGOSY_JOB RANK WORLD_SIZE; exec " + command});
+    expect_digest(result, ranks);
+  }
+}
+
+TEST(RunProcesses, RankZeroAloneTellsWhatAllRanksMet) {
+  const std::string dir = fresh_dir("processes");
+  Words words = run_layer({"--transport", "shm", "--ranks", "4", "--output", dir + "/out"});
+  words[2] = "/no/such/folder";
+  const CliResult result = run_cli(words);
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(result.err.rfind("argosy: rank 0: ", 0), 0u) << result.err;
+  EXPECT_NE(result.err.find("/no/such/folder"), std::string::npos) << result.err;
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  EXPECT_TRUE(std::filesystem::is_empty(dir));
+}
+
+TEST(RunProcesses, WhatOneRankAloneMetEndsAllAtOnce) {
+  // Rank 2 looks for its model elsewhere, the others are well.
+  const std::string script = fmt::format(
+      "model=$1; shift; [ $RANK = 2 ] && model=/no/such/folder; exec '{}' run --model $model "
+      "\"$@\"",
+      ARGOSY_CLI);
+  Words words = {"launch", "-n", "4", "--no-label", "--", "sh", "-c", script, "sh"};
+  const Words run = run_layer({});
+  words.insert(words.end(), run.begin() + 2, run.end());
+  const auto start = Clock::now();
+  const CliResult result = run_cli(words);
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_NE(result.err.find("rank 2 aborted the group"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("/no/such/folder"), std::string::npos) << result.err;
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST(RunProcesses, AFailedCheckIsExitCode1) {
+  const CliResult result = run_cli(run_arguments(
+      "mixtral_tiny", 0, "bf16", {"--tolerance", "1e-9", "--transport", "shm", "--ranks", "2"}));
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_NE(result.err.find("argosy: check failed: output"), std::string::npos) << result.err;
+}
+
+TEST(RunProcesses, AKilledRankIsNamedByTheOthers) {
+  const std::string dir = fresh_dir("killed");
+  const std::string mark = fresh_mark("killed");
+  Words words = run_layer({"--transport", "shm", "--ranks", "3", "--repeat", "1000000"});
+  words[std::find(words.begin(), words.end(), "-") - words.begin()] = dir + "/report.json";
+  Tool tool(words, mark, "/dev/null", dir + "/err");
+  // Ranks are the launcher's children; one that has its group's memory mapped is well on its way.
+  const auto ranks_at_work = [&] {
+    std::vector<int> ranks;
+    for (const int child : children_of(tool.pid())) {
+      if (read_text(fmt::format("/proc/{}/maps", child)).find("memfd:") != std::string::npos) {
+        ranks.push_back(child);
+      }
+    }
+    return ranks;
+  };
+  ASSERT_TRUE(comes_true([&] { return ranks_at_work().size() == 3; }));
+  std::vector<int> ranks = ranks_at_work();
+  int victim = 0;
+  for (const int rank : ranks) {
+    const std::string environment = read_text(fmt::format("/proc/{}/environ", rank));
+    if (environment.find(std::string("ARGOSY_RANK=1") + '\0') != std::string::npos) victim = rank;
+  }
+  ASSERT_GT(victim, 0);
+  kill(victim, SIGKILL);
+  const int status = tool.wait();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3) << status;
+  const std::string err = read_text(dir + "/err");
+  for (const char* const part : {"rank 0: ", "rank 2: ", "rank 1 (process ", "signal 9"}) {
+    EXPECT_NE(err.find(part), std::string::npos) << part << " in: " << err;
+  }
+  EXPECT_FALSE(exists(dir + "/report.json"));
+  EXPECT_EQ(count_marked(mark), 0);
 }
 
 TEST(RunProcesses, RanksThatDisagreeWithTheEnvironmentAreNamed) {
