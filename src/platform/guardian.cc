@@ -83,7 +83,7 @@ Result<Guardian> Guardian::start(const std::string& mark) {
     return base::error(StatusCode::kOutOfMemory, "fork of the guardian: {}", std::strerror(errno));
   }
   if (child == 0) {
-    line.write_end.close();
+    line.write_end.reset();
     guard(mark, line.read_end.get());
   }
   return Guardian(child, std::move(line.write_end));
@@ -94,7 +94,7 @@ Guardian::~Guardian() {
   const char well = 1;
   // SIGPIPE is blocked by the launcher; a guardian that is gone needs no word.
   [[maybe_unused]] const ssize_t told = write(line_.get(), &well, 1);
-  line_.close();
+  line_.reset();
   waitpid(process_id_, nullptr, 0);
 }
 

@@ -331,7 +331,7 @@ void Launcher::handle_ends() {
     const size_t rank = events[static_cast<size_t>(i)].data.u32;
     const std::optional<platform::ChildEnd> end = platform::collect_child(running_[rank]);
     if (!end.has_value()) continue;
-    pid_fds_[rank].close();
+    pid_fds_[rank].reset();
     note_end(
         {static_cast<int>(rank), std::exchange(running_[rank], 0), end->exit_code, end->signal});
   }

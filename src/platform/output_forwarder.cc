@@ -99,7 +99,7 @@ void OutputForwarder::emit(Source& source, std::string_view line) {
 void OutputForwarder::finish(Source& source) {
   if (!source.partial.empty()) emit(source, source.partial);
   source.partial.clear();
-  source.fd.close();
+  source.fd.reset();
 }
 
 void OutputForwarder::write_to(Target& target) {

@@ -108,10 +108,6 @@ int parent_of(int process_id) {
 
 }  // namespace
 
-void Descriptor::close() {
-  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-}
-
 Result<Pipe> make_pipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return descriptor_error("pipe", errno);
@@ -146,7 +142,7 @@ Result<int> spawn(const SpawnOptions& options) {
   const pid_t child = fork();
   if (child < 0) return fork_error(errno);
   if (child == 0) become(options, argv.data(), envp.data(), parent, failure.write_end.get());
-  failure.write_end.close();
+  failure.write_end.reset();
   if (const int error = read_failure(failure.read_end.get()); error != 0) {
     waitpid(child, nullptr, 0);
     return exec_error(options.command[0], error);

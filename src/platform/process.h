@@ -6,32 +6,12 @@
 
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "argosy/status.h"
+#include "platform/descriptor.h"
 
 namespace argosy::platform {
-
-// Owns a file descriptor.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() { close(); }
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-
-  int get() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-  void close();
-
- private:
-  int fd_ = -1;
-};
 
 struct Pipe {
   Descriptor read_end;

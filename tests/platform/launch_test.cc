@@ -182,7 +182,7 @@ TEST(OutputForwarder, LabelsLinesAndBoundsThem) {
   const int saved = fcntl(1, F_DUPFD_CLOEXEC, 3);
   fflush(stdout);
   dup2(out->write_end.get(), 1);
-  out->write_end.close();
+  out->write_end.reset();
   const size_t limit = platform::OutputForwarder::kMaxLineBytes;
   std::string want;
   std::string seen;
@@ -196,7 +196,7 @@ TEST(OutputForwarder, LabelsLinesAndBoundsThem) {
         if (put <= 0) break;
         at += static_cast<size_t>(put);
       }
-      end.close();
+      end.reset();
     });
     std::thread reader([&] {
       char buffer[4096];
