@@ -209,7 +209,7 @@ void add_cell(const Cells& cells, const std::vector<MoeReport>& reports, int64_t
   *svg += "/>";
   const std::string number = std::to_string(rows);
   const bool two_lines = cells.height >= 40 && text_width(size + " KiB") + 4 <= cells.width;
-  const std::string_view tone = stays ? " soft" : share > 0.5 ? " light" : "";
+  const std::string_view tone = stays ? " soft" : share > 0.75 ? " light" : "";
   const double middle = cells.x(to) + cells.width / 2;
   const double base = cells.y(from) + cells.height / 2 + 4;
   if (text_width(number) + 3 <= cells.width && cells.height >= 14) {

@@ -16,7 +16,7 @@ inline constexpr std::string_view kReportStyle = R"css(
   --experts: #7a5bc7; --combine: #e07b39; }
 @media (prefers-color-scheme: dark) { :root {
   --page: #14171b; --ink: #e6e9ed; --soft: #9aa4af; --line: #2e343b; --band: #1c2026;
-  --bar: #4f7cb3; --accent: #fb923c; --heat: #5b97e6; --heat-ink: #0d1116;
+  --bar: #4f7cb3; --accent: #fb923c; --heat: #2f6cc0; --heat-ink: #ffffff;
   --good: #7ddba0; --good-back: #14301f; --bad: #ff9aa5; --bad-back: #3b161b;
   --route: #5f9bea; --counts: #6d7681; --shared: #d9bc3f; --dispatch: #2fb5a4;
   --experts: #9d83e0; --combine: #ee955a; } }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 #include "platform/clock.h"
 
@@ -62,20 +63,22 @@ void count_sent(const DispatchPlan& plan, MoeReport* report) {
     if (dest != plan.rank) span->bytes += report->row_bytes;
   };
   // Divisions are dear here and most calls have one round.
+  const bool one_round = plan.num_rounds == 1;
   const auto round_of = [&](size_t at) {
-    return plan.num_rounds == 1 ? 0 : plan.dest_slot[at] / plan.round_rows;
+    return one_round ? 0 : plan.dest_slot[at] / plan.round_rows;
   };
+  const std::span<const int32_t> dest_rank(plan.dest_rank);
   const auto top_k = static_cast<size_t>(plan.top_k);
-  for (size_t row = 0; row < plan.dest_rank.size(); row += top_k) {
+  for (size_t row = 0; row < dest_rank.size(); row += top_k) {
     for (size_t at = row; at < row + top_k; ++at) {
-      const int dest = plan.dest_rank[at];
+      const int dest = dest_rank[at];
       if (dest < 0) continue;
       const int64_t round = round_of(at);
       ++report->sent_rows[static_cast<size_t>(dest)];
       add(MoeStage::kCombine, round, dest);
       bool sent = false;
       for (size_t before = row; before < at && !sent; ++before) {
-        sent = plan.dest_rank[before] == dest && round_of(before) == round;
+        sent = dest_rank[before] == dest && round_of(before) == round;
       }
       if (sent) continue;
       ++report->sent_rows_dedup[static_cast<size_t>(dest)];

@@ -139,6 +139,7 @@ void expect_trace_holds(const json& trace, int ranks, const json& report) {
   std::map<int, double> end_of;
   std::map<int, std::string> names;
   std::map<std::string, int64_t> bytes;
+  std::map<std::string, std::map<int, double>> seconds;  // by stage and rank
   double first = INFINITY;
   for (const json& event : trace["traceEvents"]) {
     const int rank = event["pid"].get<int>();
@@ -156,10 +157,23 @@ void expect_trace_holds(const json& trace, int ranks, const json& report) {
       EXPECT_NEAR(begin, end_of[rank], 2e-3);
     }
     end_of[rank] = begin + length;
+    seconds[event["name"]][rank] += length * 1e-6;
+    seconds["total"][rank] += length * 1e-6;
     bytes[event["name"]] += event["args"]["bytes"].get<int64_t>();
     EXPECT_GE(event["args"]["rows"].get<int64_t>(), 0);
   }
   EXPECT_EQ(first, 0);
+  const auto slowest = [&](const std::string& stage) {
+    double most = 0;
+    for (const auto& [rank, one] : seconds[stage]) most = std::max(most, one);
+    return most;
+  };
+  if (report["repeat"] == 1) {  // of more, the report has medians
+    for (const json& stage : report["stages"]) {
+      EXPECT_NEAR(slowest(stage["name"]), stage["seconds"].get<double>(), 1e-6) << stage["name"];
+    }
+    EXPECT_NEAR(slowest("total"), report["total_seconds"].get<double>(), 1e-6);
+  }
   ASSERT_EQ(names.size(), static_cast<size_t>(ranks));
   EXPECT_EQ(names[ranks - 1], fmt::format("rank {}", ranks - 1));
   EXPECT_EQ(end_of.size(), static_cast<size_t>(ranks));
