@@ -1,7 +1,8 @@
 # The short way in. Each target installs what it needs; the work is CMake's and that of scripts/.
 JOBS := $(shell nproc)
+FUZZ_RUNS := 1000000
 
-.PHONY: demo test build asan tsan format tidy digests setup clean
+.PHONY: demo test build asan tsan fuzz format tidy digests setup clean
 .NOTPARALLEL:
 
 demo: build
@@ -20,6 +21,13 @@ asan tsan: setup
 	cmake --preset $@
 	cmake --build --preset $@ -j $(JOBS)
 	ctest --preset $@ -j $(JOBS) --output-junit ctest.xml
+
+# Every reader of outside bytes under libFuzzer; FUZZ_SECONDS bounds each target.
+fuzz:
+	scripts/setup --dev
+	cmake --preset fuzz
+	cmake --build --preset fuzz -j $(JOBS) --target argosy_fuzz
+	scripts/fuzz $(FUZZ_RUNS) $(FUZZ_SECONDS)
 
 format:
 	scripts/setup --dev
