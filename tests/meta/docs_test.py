@@ -30,6 +30,13 @@ class DocsTest(unittest.TestCase):
                         self.assertTrue((document.parent / target).exists())
         self.assertGreater(links, 10)
 
+    def test_demo_output_has_a_kept_digest(self):
+        text = (ROOT / "README.md").read_text(encoding="utf-8")
+        block = re.search(r"<!-- demo output: begin -->(.*?)<!-- demo output: end -->", text, re.S).group(1)
+        order, digest = re.search(r"^ +digest (\w+):([0-9a-f]{32})$", block, re.M).groups()
+        kept = (ROOT / "testdata/digests.txt").read_text(encoding="utf-8")
+        self.assertIn(f"deepseek_v3_tiny 1 f32 {order} {digest}\n", kept)
+
     def test_table_of_layers_is_the_checked_one(self):
         layers = load_script("check_layers").LAYERS
         text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
