@@ -25,7 +25,7 @@ struct PeakError {
   void add(double value, double expected);
   // Only the peak: for expected values that are not compared.
   void add_to_peak(double expected);
-  // max_abs / peak; 0 when both are 0.
+  // max_abs / max(peak, 2^-100).
   double relative() const;
 };
 

@@ -3,9 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <system_error>
 
 namespace argosy::tools {
@@ -58,8 +58,9 @@ ExitCode fail(const Status& status) {
 Status write_stdout(std::string_view text) {
   const bool whole = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
   if (!whole || std::fflush(stdout) != 0) {
-    return Status(StatusCode::kIo,
-                  fmt::format("cannot write {} bytes to standard output", text.size()));
+    const std::error_code reason(errno, std::generic_category());
+    return Status(StatusCode::kIo, fmt::format("cannot write {} bytes to standard output: {}",
+                                               text.size(), reason.message()));
   }
   return Status();
 }
@@ -83,26 +84,8 @@ Status check_target(std::string_view option, const std::string& path) {
   return Status();
 }
 
-Status write_text(const std::string& path, std::string_view text) {
-  const std::string beside = path + ".partial";
-  std::ofstream file(beside, std::ios::binary | std::ios::trunc);
-  file.write(text.data(), static_cast<std::streamsize>(text.size()));
-  file.close();
-  std::error_code error;
-  if (file.good()) {
-    fs::rename(beside, path, error);
-    if (!error) return Status();
-  }
-  std::error_code ignored;
-  fs::remove(beside, ignored);
-  return Status(StatusCode::kIo, fmt::format("cannot write {} bytes to '{}'{}{}", text.size(), path,
-                                             error ? ": " : "", error ? error.message() : ""));
-}
-
-Status write_json(const std::string& path, const nlohmann::ordered_json& json) {
-  const std::string text =
-      json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-  return path == "-" ? write_stdout(text) : write_text(path, text);
+std::string json_text(const nlohmann::ordered_json& json) {
+  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace argosy::tools

@@ -1,5 +1,4 @@
-// What the tool tells the shell: exit codes, error lines on stderr, text and JSON on stdout or in
-// files.
+// What the tool tells the shell: exit codes, error lines on stderr, text and JSON on stdout.
 //
 // Invariant: stdout holds results only; every other word goes to stderr. Test:
 // tests/cli/output_test.cc.
@@ -27,18 +26,14 @@ void print_error(std::string_view message);
 // The same, and the exit code that belongs to it.
 ExitCode fail(const Status& status);
 
-// Errors: kIo when stdout is closed or full.
+// Errors: kIo with the system's reason when stdout is closed or full.
 Status write_stdout(std::string_view text);
 
 // Errors: kInvalidArgument unless a file can be put there: its folder exists and no folder or
 // device has its name. Called before long work, so that a typing error costs nothing.
 Status check_target(std::string_view option, const std::string& path);
 
-// Text to a file, whole or not at all. Errors: kIo.
-Status write_text(const std::string& path, std::string_view text);
-
-// Indented JSON to stdout for "-", else to a file, whole or not at all. Bytes that are no UTF-8
-// (file names may hold them) are replaced. Errors: kIo.
-Status write_json(const std::string& path, const nlohmann::ordered_json& json);
+// Indented. Bytes that are no UTF-8 (file names may hold them) are replaced.
+std::string json_text(const nlohmann::ordered_json& json);
 
 }  // namespace argosy::tools

@@ -11,6 +11,8 @@
 #include "argosy/cpu.h"
 #include "tools/commands.h"
 #include "tools/console.h"
+#include "tools/option_checks.h"
+#include "tools/output_files.h"
 #include "tools/table.h"
 
 namespace argosy::tools {
@@ -81,14 +83,17 @@ std::string to_text(const Info& info) {
 }
 
 int info(const std::string& json_path) {
-  if (!json_path.empty() && json_path != "-") {
+  const bool json_is_file = !json_path.empty() && json_path != "-";
+  if (json_is_file) {
     if (const Status status = check_target("--json", json_path); !status.ok()) return fail(status);
   }
   const Result<Info> collected = collect();
   if (!collected.has_value()) return fail(collected.error());
-  Status status;
-  if (!json_path.empty()) status = write_json(json_path, to_json(*collected));
-  if (status.ok() && json_path != "-") status = write_stdout(to_text(*collected));
+  const std::string json = json_text(to_json(*collected));
+  Status status = write_stdout(json_path == "-" ? json : to_text(*collected));
+  OutputFiles files;
+  if (status.ok() && json_is_file) status = files.add_text(json_path, json);
+  if (status.ok()) status = files.commit();
   return status.ok() ? kExitOk : fail(status);
 }
 
@@ -100,7 +105,8 @@ void add_info_command(CLI::App& app, int* exit_code) {
   const auto json_path = std::make_shared<std::string>();
   command
       ->add_option("--json", *json_path, "Write JSON to this file; - is stdout, without the table")
-      ->type_name("FILE|-");
+      ->type_name("FILE|-")
+      ->check(not_empty());
   command->footer(
       "Environment:\n"
       "  ARGOSY_MAX_LEVEL=NAME  highest CPU level to use, for example avx2\n\n"

@@ -4,6 +4,7 @@
 // or a deadline passed. Test: tests/cli/.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <string>
 #include <vector>
 
@@ -18,10 +19,29 @@ constexpr const char* kFooter =
     "or a deadline passed.\n"
     "`argosy COMMAND --help` shows options and examples.";
 
+// The first word that no option or command took, or "". CLI11 tells of a missing option first, but
+// the two are often one typing error. Words of a command that takes any are left out.
+std::string unknown_word(const CLI::App& app) {
+  for (const CLI::App* command : app.get_subcommands()) {
+    const std::vector<std::string> words = command->remaining();
+    if (!words.empty() && !command->get_allow_extras()) return words.front();
+  }
+  return "";
+}
+
+std::string message_of(const CLI::App& app, const CLI::ParseError& error) {
+  const std::string word = unknown_word(app);
+  if (word.empty()) return error.what();
+  return "'" + word + (word[0] == '-' ? "' is no option" : "' is out of place");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   using namespace argosy::tools;  // NOLINT(google-build-using-namespace)
+  // A file above the size limit is then an error of the write, not the end of the process without
+  // cleaning up. A handler, unlike SIG_IGN, is not passed on to the commands that launch starts.
+  std::signal(SIGXFSZ, [](int) {});
   CLI::App app{"Mixture-of-Experts layers over many ranks: route, dispatch, experts, combine.",
                "argosy"};
   app.set_version_flag("--version", std::string("argosy " ARGOSY_VERSION));
@@ -45,7 +65,7 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    print_error(std::string(error.what()) + " (see --help)");
+    print_error(message_of(app, error) + " (see --help)");
     return kExitBadInput;
   }
   return exit_code;

@@ -102,6 +102,11 @@ CLI::Validator one_of(std::vector<std::string> words) {
       "");
 }
 
+CLI::Validator not_empty() {
+  return CLI::Validator(
+      [](std::string& word) { return std::string(word.empty() ? "'' names nothing" : ""); }, "");
+}
+
 CLI::Validator check_count() {
   return CLI::Validator(
       [](std::string& word) {

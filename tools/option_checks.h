@@ -25,6 +25,8 @@ CLI::Validator preset_name();
 // "FILE:<part>", split at the last colon, both not empty.
 CLI::Validator file_and(std::string_view part);
 CLI::Validator one_of(std::vector<std::string> words);
+// Any text but "".
+CLI::Validator not_empty();
 // A whole number, all or none.
 CLI::Validator check_count();
 

@@ -59,6 +59,8 @@ struct Scalars {
   int64_t combine_bytes = 0;
   int64_t saved_by_dedup_bytes = 0;
   int64_t num_nonfinite_rows = 0;
+  int64_t row_bytes = 0;
+  int64_t dropped_spans = 0;
   StageTimes seconds;
 };
 
@@ -66,17 +68,20 @@ struct Scalars {
 template <typename Field, typename Record>
 bool each_field(Field& field, Record& record, std::vector<Scalars>& scalars) {
   return field(scalars) && field(record.report.rows_per_expert) &&
-         field(record.report.rows_per_rank) && field(record.seconds) && field(record.output) &&
-         field(record.topk_idx) && field(record.topk_weights);
+         field(record.report.rows_per_rank) && field(record.report.sent_rows) &&
+         field(record.report.sent_rows_dedup) && field(record.report.spans) &&
+         field(record.seconds) && field(record.output) && field(record.topk_idx) &&
+         field(record.topk_weights);
 }
 
 }  // namespace
 
 std::vector<std::byte> to_bytes(const RankRecord& record) {
   const MoeReport& report = record.report;
-  std::vector<Scalars> scalars = {
-      {record.weight_bytes_read, report.num_rounds, report.dispatch_bytes, report.combine_bytes,
-       report.saved_by_dedup_bytes, report.num_nonfinite_rows, report.seconds}};
+  std::vector<Scalars> scalars = {{record.weight_bytes_read, report.num_rounds,
+                                   report.dispatch_bytes, report.combine_bytes,
+                                   report.saved_by_dedup_bytes, report.num_nonfinite_rows,
+                                   report.row_bytes, report.dropped_spans, report.seconds}};
   Writer writer;
   each_field(writer, record, scalars);
   return writer.take();
@@ -90,6 +95,13 @@ Result<RankRecord> rank_record_from(std::span<const std::byte> bytes) {
     return Status(StatusCode::kCorruptData,
                   fmt::format("{} bytes are no record of a rank", bytes.size()));
   }
+  for (const StageSpan& span : record.report.spans) {
+    const auto stage = static_cast<int32_t>(span.stage);
+    if (stage < 0 || stage >= kNumMoeStages) {
+      return Status(StatusCode::kCorruptData,
+                    fmt::format("the record of a rank has a span of stage {}", stage));
+    }
+  }
   const Scalars& one = scalars[0];
   record.weight_bytes_read = one.weight_bytes_read;
   record.report.num_rounds = one.num_rounds;
@@ -97,6 +109,8 @@ Result<RankRecord> rank_record_from(std::span<const std::byte> bytes) {
   record.report.combine_bytes = one.combine_bytes;
   record.report.saved_by_dedup_bytes = one.saved_by_dedup_bytes;
   record.report.num_nonfinite_rows = one.num_nonfinite_rows;
+  record.report.row_bytes = one.row_bytes;
+  record.report.dropped_spans = one.dropped_spans;
   record.report.seconds = one.seconds;
   return record;
 }

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -17,6 +19,7 @@
 #include "tools/console.h"
 #include "tools/load_summary.h"
 #include "tools/option_checks.h"
+#include "tools/output_files.h"
 #include "tools/table.h"
 #include "tools/tensor_values.h"
 
@@ -29,6 +32,7 @@ struct RouteOptions {
   std::string input;
   std::string gate;
   std::string gate_bias;
+  std::string selection_bias;
   std::string preset;
   int64_t num_experts = 0;
   int64_t top_k = 0;
@@ -42,20 +46,56 @@ struct RouteResult {
   std::vector<int64_t> rows_per_rank;
 };
 
+// A tensor that must be finite, so that it is named and not the logits that it would spoil.
+Result<Tensor> read_finite(const char* option, const std::string& file_and_tensor,
+                           std::initializer_list<int64_t> shape) {
+  ARGOSY_ASSIGN_OR_RETURN(Tensor tensor, read_tensor_argument(file_and_tensor));
+  const ConstTensorView view = std::as_const(tensor).view();
+  ARGOSY_RETURN_IF_ERROR(expect_float_tensor(option, view, shape));
+  ARGOSY_RETURN_IF_ERROR(expect_finite(option, view));
+  return tensor;
+}
+
+// Empty when the preset has none.
+Result<Tensor> read_selection_bias(const RouteOptions& options, const RouterSpec& spec) {
+  const bool is_given = !options.selection_bias.empty();
+  if (is_given != (spec.selection_bias == Choice::kYes)) {
+    return Status(StatusCode::kInvalidArgument,
+                  is_given
+                      ? fmt::format("preset {} has no selection bias: leave --selection-bias out",
+                                    options.preset)
+                      : fmt::format("preset {} needs a selection bias: give --selection-bias "
+                                    "FILE:TENSOR, fp32 [{}]",
+                                    options.preset, options.num_experts));
+  }
+  if (!is_given) return Tensor();
+  ARGOSY_ASSIGN_OR_RETURN(
+      Tensor bias, read_finite("--selection-bias", options.selection_bias, {options.num_experts}));
+  if (bias.view().dtype != DType::kF32) {
+    return Status(StatusCode::kInvalidArgument, fmt::format("--selection-bias is {}, expected F32",
+                                                            describe(std::as_const(bias).view())));
+  }
+  return bias;
+}
+
 Result<RouteResult> route_input(const RouteOptions& options) {
   ARGOSY_ASSIGN_OR_RETURN(const RouterSpec spec,
                           router_preset(options.preset, options.num_experts, options.top_k));
   ARGOSY_RETURN_IF_ERROR(validate(spec));
-  ARGOSY_ASSIGN_OR_RETURN(const Tensor hidden, read_tensor_argument(options.input));
-  ARGOSY_RETURN_IF_ERROR(expect_float_tensor("--input", hidden.view(), {-1, -1}));
-  ARGOSY_ASSIGN_OR_RETURN(const Tensor gate, read_tensor_argument(options.gate));
-  ARGOSY_RETURN_IF_ERROR(
-      expect_float_tensor("--gate", gate.view(), {options.num_experts, hidden.view().dim(1)}));
+  ARGOSY_ASSIGN_OR_RETURN(const Tensor selection_bias, read_selection_bias(options, spec));
+  ARGOSY_ASSIGN_OR_RETURN(const Tensor hidden, read_finite("--input", options.input, {-1, -1}));
+  if (hidden.view().dim(1) == 0) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("--input is {}, expected a hidden size of at least 1",
+                              describe(hidden.view())));
+  }
+  ARGOSY_ASSIGN_OR_RETURN(
+      const Tensor gate,
+      read_finite("--gate", options.gate, {options.num_experts, hidden.view().dim(1)}));
   Tensor gate_bias;
   if (!options.gate_bias.empty()) {
-    ARGOSY_ASSIGN_OR_RETURN(gate_bias, read_tensor_argument(options.gate_bias));
-    ARGOSY_RETURN_IF_ERROR(
-        expect_float_tensor("--gate-bias", std::as_const(gate_bias).view(), {options.num_experts}));
+    ARGOSY_ASSIGN_OR_RETURN(gate_bias,
+                            read_finite("--gate-bias", options.gate_bias, {options.num_experts}));
   }
   RouteResult result;
   result.tokens = hidden.view().dim(0);
@@ -65,6 +105,7 @@ Result<RouteResult> route_input(const RouteOptions& options) {
                                      nullptr, logits.view()));
   RouterInput input;
   input.logits = logits.view();
+  input.selection_bias = selection_bias.view();
   Routing routing;
   ARGOSY_RETURN_IF_ERROR(route(spec, input, nullptr, &routing));
 
@@ -116,16 +157,20 @@ std::string to_text(const RouteOptions& options, const RouteResult& result) {
 }
 
 int route_and_report(const RouteOptions& options) {
-  if (!options.json.empty() && options.json != "-") {
-    if (const Status status = check_target("--json", options.json); !status.ok()) {
-      return fail(status);
-    }
-  }
+  const bool json_is_file = !options.json.empty() && options.json != "-";
+  const std::array<OptionFile, 1> target = {{{"--json", json_is_file ? options.json : ""}}};
+  const std::array<OptionFile, 4> inputs = {{file_of("--input", options.input),
+                                             file_of("--gate", options.gate),
+                                             file_of("--gate-bias", options.gate_bias),
+                                             file_of("--selection-bias", options.selection_bias)}};
+  if (const Status status = check_targets(target, inputs, ""); !status.ok()) return fail(status);
   const Result<RouteResult> result = route_input(options);
   if (!result.has_value()) return fail(result.error());
-  Status status;
-  if (!options.json.empty()) status = write_json(options.json, to_json(options, *result));
-  if (status.ok() && options.json != "-") status = write_stdout(to_text(options, *result));
+  const std::string json = json_text(to_json(options, *result));
+  Status status = write_stdout(options.json == "-" ? json : to_text(options, *result));
+  OutputFiles files;
+  if (status.ok() && json_is_file) status = files.add_text(options.json, json);
+  if (status.ok()) status = files.commit();
   return status.ok() ? kExitOk : fail(status);
 }
 
@@ -145,6 +190,12 @@ void add_route_command(CLI::App& app, int* exit_code) {
       ->type_name("FILE:TENSOR")
       ->check(file_and("TENSOR"));
   command->add_option("--gate-bias", options->gate_bias, "Router bias [experts] (default: none)")
+      ->type_name("FILE:TENSOR")
+      ->check(file_and("TENSOR"));
+  command
+      ->add_option("--selection-bias", options->selection_bias,
+                   "Bias [experts], fp32, added to scores for selection; for presets that have "
+                   "one, as deepseek_v3")
       ->type_name("FILE:TENSOR")
       ->check(file_and("TENSOR"));
   command->add_option("--preset", options->preset, "Routing rules: mixtral, deepseek_v3, ...")
@@ -167,13 +218,18 @@ void add_route_command(CLI::App& app, int* exit_code) {
   command
       ->add_option("--json", options->json,
                    "Write JSON to this file; - is stdout, without the table")
-      ->type_name("FILE|-");
+      ->type_name("FILE|-")
+      ->check(not_empty());
   command->footer(
-      "Example:\n"
-      "  argosy route --input seed_example.safetensors:tokens \\\n"
-      "    --gate seed_example.safetensors:gate.weight \\\n"
-      "    --gate-bias seed_example.safetensors:gate.bias \\\n"
-      "    --preset mixtral --experts 8 --top-k 2 --ranks 4");
+      "Examples:\n"
+      "  f=testdata/seed_example/seed_example.safetensors\n"
+      "  argosy route --input $f:tokens --gate $f:gate.weight --gate-bias $f:gate.bias \\\n"
+      "    --preset mixtral --experts 8 --top-k 2 --ranks 4\n"
+      "  d=testdata/models/deepseek_v3_tiny m=model.layers.1.mlp.gate\n"
+      "  argosy route --input $d/captures.safetensors:f32.layers.1.moe_input \\\n"
+      "    --gate $d/model.safetensors:$m.weight \\\n"
+      "    --selection-bias $d/model.safetensors:$m.e_score_correction_bias \\\n"
+      "    --preset deepseek_v3 --experts 16 --top-k 4 --ranks 4");
   command->callback([options, exit_code] { *exit_code = route_and_report(*options); });
 }
 

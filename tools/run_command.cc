@@ -1,7 +1,7 @@
 // argosy run: one MoE layer of a checkpoint over R ranks, checked and measured. Test:
 // tests/cli/run_test.cc.
 //
-// Order: usage, inputs (captures too), ranks, checks, files, table. Nothing is written before all
+// Order: usage, inputs (captures too), ranks, checks, table, files. Nothing is written before all
 // work is done, so that exit codes 2 and 3 leave no files. Ranks are threads here, or this process
 // is one of them, or it only starts them and waits.
 #include <fmt/format.h>
@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -27,6 +26,7 @@
 #include "tools/compare.h"
 #include "tools/console.h"
 #include "tools/option_checks.h"
+#include "tools/output_files.h"
 #include "tools/progress.h"
 #include "tools/report_page.h"
 #include "tools/run_ranks.h"
@@ -41,6 +41,7 @@ namespace {
 constexpr double kToleranceF32 = 1e-5;
 constexpr double kToleranceBf16 = 2e-2;
 constexpr double kWeightsToleranceF32 = 2e-6;
+constexpr int64_t kMaxThreads = 1024;  // of all ranks together
 
 struct RunOptions {
   std::string model;
@@ -64,27 +65,30 @@ struct RunOptions {
   std::optional<int64_t> receive_budget;
 };
 
+bool json_is_file(const RunOptions& options) {
+  return !options.json.empty() && options.json != "-";
+}
+
 Status check_targets(const RunOptions& options) {
-  const std::array<std::pair<const char*, const std::string*>, 4> targets = {
-      {{"--output", &options.output},
-       {"--json", &options.json},
-       {"--report", &options.report},
-       {"--trace", &options.trace}}};
-  for (auto target = targets.begin(); target != targets.end(); ++target) {
-    const auto& [option, path] = *target;
-    const bool is_stdout = path == &options.json && *path == "-";
-    if (path->empty() || is_stdout) continue;
-    ARGOSY_RETURN_IF_ERROR(check_target(option, *path));
-    for (auto other = targets.begin(); other != target; ++other) {
-      if (*other->second != *path) continue;
-      return Status(StatusCode::kInvalidArgument,
-                    fmt::format("{} and {} are both '{}'", other->first, option, *path));
-    }
-  }
-  return Status();
+  const std::array<OptionFile, 4> targets = {{{"--output", options.output},
+                                              {"--json", json_is_file(options) ? options.json : ""},
+                                              {"--report", options.report},
+                                              {"--trace", options.trace}}};
+  const std::array<OptionFile, 2> inputs = {
+      {file_of("--input", options.input), file_of("--compare", options.compare)}};
+  return check_targets(targets, inputs, options.model);
+}
+
+Status check_threads(const RunOptions& options) {
+  const int64_t threads = int64_t{options.num_ranks} * options.threads_per_rank;
+  if (threads <= kMaxThreads) return Status();
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("{} ranks with --threads-per-rank {} are {} threads, at most {} run",
+                            options.num_ranks, options.threads_per_rank, threads, kMaxThreads));
 }
 
 Result<RunRanksOptions> ranks_options(const RunOptions& options) {
+  ARGOSY_RETURN_IF_ERROR(check_threads(options));
   RunRanksOptions ranks;
   ranks.model_dir = options.model;
   ranks.layer = options.layer;
@@ -207,39 +211,26 @@ Status judge(const RunOptions& options, const Inputs& inputs, const RanksResult&
   return Status();
 }
 
-// All files or none.
-Status write_files(const RunOptions& options, const RanksResult& result, const RunReport& report) {
-  std::vector<std::string> written;
-  const auto write = [&](const std::string& path, const auto& body) -> Status {
-    if (path.empty()) return Status();
-    ARGOSY_RETURN_IF_ERROR(body(path));
-    if (path != "-") written.push_back(path);
-    return Status();
-  };
-  Status status = write(options.output, [&](const std::string& path) {
+// Stdout first: it cannot be taken back. Then all files or none.
+Status write_results(const RunOptions& options, const RanksResult& result,
+                     const RunReport& report) {
+  const std::string json = json_text(to_json(report));
+  ARGOSY_RETURN_IF_ERROR(write_stdout(options.json == "-" ? json : run_table(report)));
+  OutputFiles files;
+  if (!options.output.empty()) {
     const std::array<NamedTensor, 3> tensors = {{{"output", result.output.view()},
                                                  {"topk_idx", result.topk_idx.view()},
                                                  {"topk_weights", result.topk_weights.view()}}};
-    return write_safetensors(path, tensors);
-  });
-  if (status.ok()) {
-    status = write(options.report,
-                   [&](const std::string& path) { return write_text(path, report_page(report)); });
+    ARGOSY_RETURN_IF_ERROR(files.add_safetensors(options.output, tensors));
   }
-  if (status.ok()) {
-    status = write(options.trace,
-                   [&](const std::string& path) { return write_text(path, trace_text(report)); });
+  if (json_is_file(options)) ARGOSY_RETURN_IF_ERROR(files.add_text(options.json, json));
+  if (!options.report.empty()) {
+    ARGOSY_RETURN_IF_ERROR(files.add_text(options.report, report_page(report)));
   }
-  if (status.ok()) {
-    status = write(options.json,
-                   [&](const std::string& path) { return write_json(path, to_json(report)); });
+  if (!options.trace.empty()) {
+    ARGOSY_RETURN_IF_ERROR(files.add_text(options.trace, trace_text(report)));
   }
-  if (status.ok()) return status;
-  for (const std::string& path : written) {
-    std::error_code ignored;
-    std::filesystem::remove(path, ignored);
-  }
-  return status;
+  return files.commit();
 }
 
 // All of it on rank 0, or with ranks as threads; after the ranks' part.
@@ -248,14 +239,11 @@ Result<RunReport> judge_and_write(const RunOptions& options, const Inputs& input
   RunReport report = report_of(options, inputs, result);
   ARGOSY_RETURN_IF_ERROR(judge(options, inputs, result, progress, &report));
   progress.clear();
-  ARGOSY_RETURN_IF_ERROR(write_files(options, result, report));
+  ARGOSY_RETURN_IF_ERROR(write_results(options, result, report));
   return report;
 }
 
-int print_report(const RunOptions& options, const RunReport& report) {
-  if (options.json != "-") {
-    if (const Status status = write_stdout(run_table(report)); !status.ok()) return fail(status);
-  }
+int print_failures(const RunReport& report) {
   const std::vector<std::string> failures = failures_of(report);
   for (const std::string& failure : failures) print_error("check failed: " + failure);
   return failures.empty() ? kExitOk : kExitCheckFailed;
@@ -275,11 +263,13 @@ int run_threads(const RunOptions& options) {
   Progress progress;
   const Result<RunReport> report = run_threads_and_write(options, progress);
   progress.clear();
-  return report.has_value() ? print_report(options, *report) : fail(report.error());
+  return report.has_value() ? print_failures(*report) : fail(report.error());
 }
 
 // Starts the ranks as copies of this command; the variables that they get make them ranks.
 int launch_ranks(const RunOptions& options, const std::vector<std::string>& arguments) {
+  // Before any process starts.
+  if (const Status status = check_threads(options); !status.ok()) return fail(status);
   LaunchOptions launch_options;
   launch_options.num_ranks = options.num_ranks;
   launch_options.command = {"/proc/self/exe"};
@@ -322,7 +312,7 @@ int run_as_rank(const RunOptions& options, const RankIdentity& identity) {
   if (rank != 0) return kExitOk;
   const Result<RunReport> report = judge_and_write(options, *inputs, *outcome.result, progress);
   progress.clear();
-  return report.has_value() ? print_report(options, *report) : fail(report.error());
+  return report.has_value() ? print_failures(*report) : fail(report.error());
 }
 
 int run(RunOptions options, const std::vector<std::string>& arguments) {
@@ -347,7 +337,8 @@ int run(RunOptions options, const std::vector<std::string>& arguments) {
 void add_layer_options(CLI::App& command, RunOptions& options) {
   command.add_option("--model", options.model, "Checkpoint folder in Hugging Face format")
       ->required()
-      ->type_name("DIR");
+      ->type_name("DIR")
+      ->check(not_empty());
   command.add_option("--layer", options.layer, "Layer of the model, counted from 0")
       ->required()
       ->type_name("N")
@@ -371,7 +362,7 @@ void add_layer_options(CLI::App& command, RunOptions& options) {
       ->check(one_of({"inproc", "shm"}));
   command
       .add_option("--threads-per-rank", options.threads_per_rank,
-                  "Threads of every rank, 1 to 1024 (default: 1)")
+                  "Threads of every rank, 1 to 1024, at most 1024 of all ranks (default: 1)")
       ->type_name("T")
       ->check(whole_number(1, 1024));
   command
@@ -425,19 +416,23 @@ void add_result_options(CLI::App& command, RunOptions& options) {
   command
       .add_option("--output", options.output,
                   "Write output, topk_idx and topk_weights to this safetensors file")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(not_empty());
   command
       .add_option("--json", options.json, "Write JSON to this file; - is stdout, without the table")
-      ->type_name("FILE|-");
+      ->type_name("FILE|-")
+      ->check(not_empty());
   command
       .add_option("--report", options.report,
                   "Write a page (HTML, one file) with load, traffic, time line and every figure")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(not_empty());
   command
       .add_option("--trace", options.trace,
                   "Write the time line of the last run as trace events, for Perfetto or "
                   "chrome://tracing")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(not_empty());
 }
 
 }  // namespace
@@ -451,7 +446,8 @@ void add_run_command(CLI::App& app, const std::vector<std::string>& arguments, i
   command->footer(
       "A check fails (exit code 1) when experts differ other than in ties, when the output is off "
       "by\n"
-      "more than the tolerance, or when fp32 weights are off by more than 2e-6 relative.\n\n"
+      "more than the tolerance, or when fp32 weights are off by more than 2e-6 relative. JSON has\n"
+      "no infinity: an error without bound is the text \"inf\" there.\n\n"
       "Examples:\n"
       "  argosy run --model testdata/models/deepseek_v3_tiny --layer 1 --ranks 4 \\\n"
       "    --input testdata/models/deepseek_v3_tiny/captures.safetensors:f32.layers.1.moe_input "

@@ -147,6 +147,14 @@ Status add_record(const RunRanksOptions& options, RankRecord record, int rank,
       place_rows(std::as_bytes(std::span(record.topk_idx)), first, count, rank, &result->topk_idx));
   ARGOSY_RETURN_IF_ERROR(place_rows(std::as_bytes(std::span(record.topk_weights)), first, count,
                                     rank, &result->topk_weights));
+  const auto num_ranks = static_cast<size_t>(options.num_ranks);
+  if (record.report.sent_rows.size() != num_ranks ||
+      record.report.sent_rows_dedup.size() != num_ranks) {
+    return Status(StatusCode::kCorruptData,
+                  fmt::format("rank {} sent traffic to {} and {} ranks, the group has {}", rank,
+                              record.report.sent_rows.size(), record.report.sent_rows_dedup.size(),
+                              num_ranks));
+  }
   result->weight_bytes_read.push_back(record.weight_bytes_read);
   const size_t num_repeats = std::min(record.seconds.size(), result->slowest_rank_seconds.size());
   for (size_t i = 0; i < num_repeats; ++i) {
@@ -277,11 +285,14 @@ RankOutcome run_rank(const RunRanksOptions& options, const RankSeat& seat,
     outcome.status = mine.ok() ? group.error() : mine;
     return outcome;
   }
+  // Peers may still wait for this rank: the group must end for them as well. Call errors of the
+  // layer are every rank's: one that is not there yet would see the abort instead of its own.
+  bool is_alone = !mine.ok();
   if (mine.ok()) {
     mine = run_in_group(options, *input, std::move(*loaded), **group, progress, &outcome.result);
+    is_alone = !mine.ok() && radius_of(mine.code()) != BlastRadius::kCall;
   }
-  // Peers may still wait for this rank: the group must end for them as well.
-  if (!mine.ok()) (*group)->abort(mine);
+  if (is_alone) (*group)->abort(mine);
   outcome.is_known_to_others =
       mine.code() != StatusCode::kTimeout && mine.code() != StatusCode::kPeerLost;
   outcome.status = std::move(mine);

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "tools/load_summary.h"
 
 namespace argosy::tools {
@@ -46,10 +48,17 @@ Json traffic_json(const std::vector<MoeReport>& ranks) {
           {"expert_rows", expert_rows}};
 }
 
+// JSON has no such numbers; null would read as "not measured".
+Json number_json(double value) {
+  if (std::isfinite(value)) return value;
+  if (std::isnan(value)) return "nan";
+  return value > 0 ? "inf" : "-inf";
+}
+
 Json check_json(const std::optional<CheckResult>& check) {
   if (!check.has_value()) return nullptr;
-  return {{"max_abs", check->error.max_abs},
-          {"max_rel_to_peak", check->error.relative()},
+  return {{"max_abs", number_json(check->error.max_abs)},
+          {"max_rel_to_peak", number_json(check->error.relative())},
           {"tokens", check->tokens},
           {"experts_differ", check->experts_differ},
           {"ties", check->ties}};
@@ -60,8 +69,8 @@ Json compare_json(const std::optional<CompareResult>& compare) {
   return {{"experts_equal", compare->experts_equal},
           {"experts_differ", compare->experts_differ},
           {"ties", compare->ties},
-          {"weights_max_rel", compare->weights_max_rel},
-          {"output_max_rel_to_peak", compare->output.relative()}};
+          {"weights_max_rel", number_json(compare->weights_max_rel)},
+          {"output_max_rel_to_peak", number_json(compare->output.relative())}};
 }
 
 }  // namespace

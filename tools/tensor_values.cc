@@ -2,7 +2,10 @@
 #include "tools/tensor_values.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "argosy/bfloat16.h"
@@ -46,6 +49,26 @@ Status expect_float_tensor(std::string_view name, const ConstTensorView& tensor,
                   fmt::format("{} is {}, expected F32 or BF16", name, describe(tensor)));
   }
   return expect_shape(name, tensor, shape);
+}
+
+Status expect_finite(std::string_view name, const ConstTensorView& tensor) {
+  constexpr int64_t kChunk = 4096;
+  const int64_t count = tensor.num_elements();
+  for (int64_t first = 0; first < count; first += kChunk) {
+    const std::vector<double> values = values_of(tensor, first, std::min(kChunk, count - first));
+    const auto bad =
+        std::find_if(values.begin(), values.end(), [](double v) { return !std::isfinite(v); });
+    if (bad == values.end()) continue;
+    std::vector<int64_t> index(static_cast<size_t>(tensor.num_dims));
+    int64_t rest = first + (bad - values.begin());
+    for (int dim = tensor.num_dims - 1; dim >= 0; --dim) {
+      index[static_cast<size_t>(dim)] = rest % tensor.dim(dim);
+      rest /= tensor.dim(dim);
+    }
+    return Status(StatusCode::kNonFinite,
+                  fmt::format("{} holds {} at [{}]", name, *bad, fmt::join(index, ", ")));
+  }
+  return Status();
 }
 
 }  // namespace argosy::tools

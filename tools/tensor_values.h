@@ -26,4 +26,7 @@ Status expect_float_tensor(std::string_view name, const ConstTensorView& tensor,
 Status expect_shape(std::string_view name, const ConstTensorView& tensor,
                     std::initializer_list<int64_t> shape);
 
+// Errors: kNonFinite naming `name`, the first NaN or Inf and its index. `tensor`: dense fp32 or bf16.
+Status expect_finite(std::string_view name, const ConstTensorView& tensor);
+
 }  // namespace argosy::tools

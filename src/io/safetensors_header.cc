@@ -178,15 +178,17 @@ Status check_range(const TensorInfo& tensor, int64_t data_bytes) {
                        "tensor {}: data_offsets [{}, {}] do not lie in the {} bytes of data",
                        in_quotes(tensor.name), tensor.begin, tensor.end, data_bytes);
   }
+  const bool is_empty = std::count(tensor.shape.begin(), tensor.shape.end(), 0) > 0;
   // Also where a dimension is 0 the others must not overflow: strides are products of them.
   std::vector<int64_t> at_least_one = tensor.shape;
   for (int64_t& dim : at_least_one) dim = std::max<int64_t>(dim, 1);
   const Result<int64_t> largest = checked_num_bytes(at_least_one, size_of(tensor.dtype));
   if (!largest) {
-    return base::error(StatusCode::kCorruptData, "tensor {}: {}", in_quotes(tensor.name),
-                       largest.error().message());
+    return base::error(StatusCode::kCorruptData,
+                       "tensor {}: shape [{}] of {}-byte elements needs more than 2^63 bytes{}",
+                       in_quotes(tensor.name), fmt::join(tensor.shape, ", "), size_of(tensor.dtype),
+                       is_empty ? ", a 0 counted as 1" : "");
   }
-  const bool is_empty = std::count(tensor.shape.begin(), tensor.shape.end(), 0) > 0;
   const int64_t want = is_empty ? 0 : *largest;
   if (want != tensor.end - tensor.begin) {
     return base::error(StatusCode::kCorruptData,

@@ -143,8 +143,18 @@ TEST(PeakError, ZeroPeakWithZeroErrorIsZero) {
   EXPECT_EQ(error.relative(), 0);
   error.add(0, 0);
   EXPECT_EQ(error.relative(), 0);
-  error.add(1e-30, 0);
-  EXPECT_EQ(error.relative(), kInfinity);
+}
+
+TEST(PeakError, PeaksBelowTwoToMinus100CountAsThat) {
+  PeakError flushed;
+  flushed.add(0, 0x1p-140);
+  EXPECT_EQ(flushed.relative(), 0x1p-40);
+  PeakError small;
+  small.add(0x1p-101, 0);
+  EXPECT_EQ(small.relative(), 0.5);
+  PeakError larger;
+  larger.add(0x1.8p-99, 0x1p-99);
+  EXPECT_EQ(larger.relative(), 0.5);
 }
 
 TEST(PeakError, NanStaysWhateverFollows) {
@@ -185,6 +195,31 @@ TEST(Failures, EachKindIsNamedOnItsOwn) {
   for (const RunReport& report : bad) EXPECT_EQ(failures_of(report).size(), 1u);
   bad[3].weights_tolerance = kInfinity;  // bf16: weights are shown, not judged
   EXPECT_TRUE(failures_of(bad[3]).empty());
+}
+
+TEST(Json, InfiniteErrorsAreText) {
+  RunReport report = clean_report();
+  report.check->error.add(1, kInfinity);
+  report.compare->output.add(std::nan(""), 1);
+  report.compare->weights_max_rel = kInfinity;
+  const nlohmann::ordered_json json = to_json(report);
+  EXPECT_EQ(json["error"]["max_abs"], "inf");
+  EXPECT_EQ(json["error"]["max_rel_to_peak"], "inf");
+  EXPECT_EQ(json["compare"]["output_max_rel_to_peak"], "inf");
+  EXPECT_EQ(json["compare"]["weights_max_rel"], "inf");
+  EXPECT_EQ(to_json(clean_report())["error"]["max_abs"], 0.0);
+}
+
+TEST(TensorValues, TheFirstNonFiniteElementIsNamed) {
+  Tensor tensor = std::move(Tensor::zeros(DType::kF32, {3, 5000})).value();
+  EXPECT_TRUE(expect_finite("x", tensor.view()).ok());
+  tensor.view().as<float>()[2 * 5000 + 7] = -std::numeric_limits<float>::infinity();
+  tensor.view().as<float>()[1 * 5000 + 4999] = std::numeric_limits<float>::infinity();
+  const Status status = expect_finite("x", tensor.view());
+  EXPECT_EQ(status.code(), StatusCode::kNonFinite);
+  EXPECT_EQ(status.message(), "x holds inf at [1, 4999]");
+  EXPECT_TRUE(
+      expect_finite("x", std::move(Tensor::zeros(DType::kF32, {0, 4})).value().view()).ok());
 }
 
 TEST(TensorValues, ShapesSeenAndExpectedAreNamed) {

@@ -17,6 +17,11 @@ RankRecord full_record() {
   record.report.saved_by_dedup_bytes = 8;
   record.report.num_nonfinite_rows = 9;
   record.report.seconds.combine = 10;
+  record.report.sent_rows = {21, 22};
+  record.report.sent_rows_dedup = {23};
+  record.report.row_bytes = 24;
+  record.report.dropped_spans = 25;
+  record.report.spans = {{MoeStage::kCombine, 26, 27, 28, 29, 30}};
   record.seconds = {StageTimes{11, 12, 13, 14, 15, 16, 17}, StageTimes{}};
   record.output = {std::byte{18}, std::byte{19}};
   record.topk_idx = {20, -1};
@@ -36,6 +41,13 @@ TEST(RankRecord, ComesBackWhole) {
   EXPECT_EQ(back->report.saved_by_dedup_bytes, 8);
   EXPECT_EQ(back->report.num_nonfinite_rows, 9);
   EXPECT_EQ(back->report.seconds.combine, 10);
+  EXPECT_EQ(back->report.sent_rows, (std::vector<int64_t>{21, 22}));
+  EXPECT_EQ(back->report.sent_rows_dedup, (std::vector<int64_t>{23}));
+  EXPECT_EQ(back->report.row_bytes, 24);
+  EXPECT_EQ(back->report.dropped_spans, 25);
+  ASSERT_EQ(back->report.spans.size(), 1u);
+  EXPECT_EQ(back->report.spans[0].stage, MoeStage::kCombine);
+  EXPECT_EQ(back->report.spans[0].bytes, 30);
   ASSERT_EQ(back->seconds.size(), 2u);
   EXPECT_EQ(back->seconds[0].total, 17);
   EXPECT_EQ(back->output, full_record().output);
@@ -53,6 +65,14 @@ TEST(RankRecord, TruncatedLongerAndLyingBytesAreRefused) {
   bytes = to_bytes(full_record());
   for (size_t at = 0; at < 8; ++at) bytes[at] = std::byte{0x7F};  // a count near 2^63
   EXPECT_FALSE(rank_record_from(bytes).has_value());
+}
+
+TEST(RankRecord, AnUnknownStageIsRefused) {
+  for (const int32_t stage : {-1, kNumMoeStages}) {
+    RankRecord record = full_record();
+    record.report.spans[0].stage = static_cast<MoeStage>(stage);
+    EXPECT_FALSE(rank_record_from(to_bytes(record)).has_value()) << stage;
+  }
 }
 
 }  // namespace

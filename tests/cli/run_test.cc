@@ -269,6 +269,38 @@ TEST(Run, NanInOneRanksTokensIsAnErrorThatNamesTheToken) {
   EXPECT_NE(result.err.find("token"), std::string::npos) << result.err;
 }
 
+TEST(Run, NanIsOneMessageWhicheverRankIsFirst) {
+  // Ranks that have not read the error of the call yet must not see an abort instead.
+  Result<Tensor> bad = Tensor::zeros(DType::kF32, {64, 64});
+  ASSERT_TRUE(bad.has_value());
+  bad->view().as<float>()[40 * 64] = std::numeric_limits<float>::quiet_NaN();
+  const std::string input = input_file("nan_order", *bad);
+  for (const std::string transport : {"inproc", "shm"}) {
+    const std::string prefix = transport == "shm" ? "argosy: rank 0: rank 5: " : "argosy: rank 5: ";
+    for (int repeat = 0; repeat < 10; ++repeat) {
+      const CliResult result =
+          run_cli(run_on("mixtral_tiny", "0", input, {"--ranks", "8", "--transport", transport}));
+      EXPECT_EQ(result.exit_code, 2) << result.err;
+      EXPECT_EQ(result.err.rfind(prefix + "logits[0, 0] is nan", 0), 0u) << result.err;
+      EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+    }
+  }
+}
+
+TEST(Run, DenormalInputsPassTheCheck) {
+  // Their products are flushed, so the output is zero where the fp64 reference is not.
+  Result<Tensor> small = Tensor::zeros(DType::kF32, {8, 64});
+  ASSERT_TRUE(small.has_value());
+  for (int i = 0; i < 8 * 64; ++i)
+    small->view().as<float>()[i] = 1e-40f * static_cast<float>(i % 5);
+  for (const std::string model : {"mixtral_tiny", "deepseek_v3_tiny"}) {
+    const json report = run_json(
+        run_on(model, "1", input_file("denormal", *small), {"--check", "all", "--json", "-"}));
+    EXPECT_GT(report["error"]["max_abs"].get<double>(), 0);
+    EXPECT_LT(report["error"]["max_rel_to_peak"].get<double>(), 1e-5);
+  }
+}
+
 TEST(Run, ATruncatedCheckpointIsRefusedOnEveryRank) {
   const std::string dir = fresh_dir("truncated");
   const std::string source = testdata("models/mixtral_tiny");

@@ -40,7 +40,13 @@ TEST(Usage, BadCommandLinesAreRefusedByName) {
       {{"info", "--colour"}, {"--colour"}},
       {{"run"}, {"--"}},
       {{"route", "--preset", "mixtral"}, {"--"}},
-      {run_with({"--wind", "3"}), {"--wind"}},
+      {run_with({"--wind", "3"}), {"'--wind' is no option"}},
+      // Not the options that are missing: a misspelt one is often the reason.
+      {{"run", "--bogus"}, {"'--bogus' is no option"}},
+      {{"run", "--modle", "x", "--layer", "0"}, {"'--modle' is no option"}},
+      {{"route", "--preset", "mixtral", "--experst", "8"}, {"'--experst' is no option"}},
+      {{"run", "stray"}, {"'stray' is out of place"}},
+      {{"run", "--layer", "0"}, {"--model"}},
   };
   for (const BadUsage& usage : table) expect_refused(usage);
 }
@@ -72,6 +78,34 @@ TEST(Usage, BadOptionValuesAreNamed) {
       {run_with({"--layer", "-1"}), {"--layer", "'-1'"}},
   };
   for (const BadUsage& usage : table) expect_refused(usage);
+}
+
+TEST(Usage, EmptyNamesAreRefused) {
+  const Words run = {"run", "--layer", "0", "--input", "f:x"};
+  for (const std::string option : {"--model", "--output", "--json", "--report", "--trace"}) {
+    Words words = run;
+    if (option != "--model") words.insert(words.end(), {"--model", "m"});
+    words.push_back(option);
+    words.push_back("");
+    expect_refused({words, {option + ": '' names nothing"}});
+    words.pop_back();
+    words.back() += "=";
+    expect_refused({words, {option}});
+  }
+  expect_refused({{"info", "--json", ""}, {"--json: '' names nothing"}});
+  expect_refused({{"route", "--json", ""}, {"--json: '' names nothing"}});
+}
+
+TEST(Usage, MoreThreadsThanAllowedAreNotStarted) {
+  for (const char* const transport : {"inproc", "shm"}) {
+    expect_refused(
+        {run_with({"--ranks", "64", "--threads-per-rank", "17", "--transport", transport}),
+         {"64", "17", "1088", "1024"}});
+  }
+  const CliResult rank =
+      run_cli(run_with({"--threads-per-rank", "1024"}), {"RANK=0", "WORLD_SIZE=2147483647"});
+  EXPECT_EQ(rank.exit_code, 2);
+  EXPECT_EQ(rank.out, "");
 }
 
 TEST(Usage, BadInputsOfRunAreNamed) {
@@ -130,6 +164,14 @@ TEST(Usage, BadInputsOfRouteAreNamed) {
       {route("gate.weight", {"--preset", "mixtral", "--experts", "8", "--top-k", "2", "--gate-bias",
                              seed + ":tokens"}),
        {"--gate-bias", "[4096, 512]"}},
+      {route("gate.weight", {"--preset", "deepseek_v3", "--experts", "8", "--top-k", "2"}),
+       {"deepseek_v3", "--selection-bias", "[8]"}},
+      {route("gate.weight", {"--preset", "mixtral", "--experts", "8", "--top-k", "2",
+                             "--selection-bias", seed + ":gate.bias"}),
+       {"mixtral", "--selection-bias"}},
+      {route("gate.weight", {"--preset", "deepseek_v3", "--experts", "8", "--top-k", "2",
+                             "--selection-bias", seed + ":tokens"}),
+       {"--selection-bias", "[4096, 512]", "[8]"}},
   };
   for (const BadUsage& usage : table) expect_refused(usage);
 }

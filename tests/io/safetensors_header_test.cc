@@ -164,6 +164,9 @@ TEST(SafetensorsHeader, ProductsAreChecked) {
     test::expect_error(parse(header_of({{"x", "F32", shape, "[0,0]"}}), 0),
                        StatusCode::kCorruptData, {"\"x\"", "2^63"});
   }
+  test::expect_error(
+      parse(header_of({{"x", "F32", "[0,4611686018427387904,4611686018427387904]", "[0,0]"}}), 0),
+      StatusCode::kCorruptData, {"[0, 4611686018427387904, 4611686018427387904]"});
 }
 
 // C211.
