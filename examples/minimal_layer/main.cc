@@ -41,6 +41,7 @@ Result<argosy::MoeWeights> make_weights(int rank, int num_ranks) {
   const argosy::Placement placement{kNumExperts, num_ranks};
   const int64_t num_local = placement.num_local(rank);
   argosy::MoeWeights weights;
+  weights.first_expert = placement.begin(rank);
   ARGOSY_ASSIGN_OR_RETURN(weights.gate, random_matrix(kNumExperts, kHidden, 1));
   ARGOSY_ASSIGN_OR_RETURN(
       weights.gate_up, PackedWeights::create(PackedWeights::Kind::kGateUp, DType::kF32, num_local,

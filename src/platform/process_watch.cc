@@ -1,7 +1,6 @@
 // pidfd_open, poll, eventfd. Test: tests/platform/process_watch_test.cc.
 #include "platform/process_watch.h"
 
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,6 +33,9 @@ Result<std::unique_ptr<ProcessWatch>> ProcessWatch::start(std::vector<Descriptor
   if (!watch->stop_.is_open()) {
     return base::error(StatusCode::kIo, "eventfd failed: {}", std::strerror(errno));
   }
+  // Here, so that the thread itself never allocates.
+  watch->polls_.push_back({watch->stop_.get(), POLLIN, 0});
+  for (const Descriptor& pidfd : watch->pidfds_) watch->polls_.push_back({pidfd.get(), POLLIN, 0});
   try {
     watch->thread_ = std::thread([watcher = watch.get()] { watcher->loop(); });
   } catch (const std::system_error& refusal) {
@@ -52,15 +54,13 @@ ProcessWatch::~ProcessWatch() {
 }
 
 void ProcessWatch::loop() {
-  std::vector<pollfd> polls = {{stop_.get(), POLLIN, 0}};
-  for (const Descriptor& pidfd : pidfds_) polls.push_back({pidfd.get(), POLLIN, 0});
   while (true) {
-    if (::poll(polls.data(), polls.size(), -1) < 0 && errno != EINTR) return;
-    if (polls[0].revents != 0) return;
-    for (size_t i = 1; i < polls.size(); ++i) {
-      if (polls[i].revents == 0) continue;
-      polls[i].fd = -1;  // poll passes over it from now on
-      polls[i].revents = 0;
+    if (::poll(polls_.data(), polls_.size(), -1) < 0 && errno != EINTR) return;
+    if (polls_[0].revents != 0) return;
+    for (size_t i = 1; i < polls_.size(); ++i) {
+      if (polls_[i].revents == 0) continue;
+      polls_[i].fd = -1;  // poll passes over it from now on
+      polls_[i].revents = 0;
       on_end_(i - 1);
     }
   }

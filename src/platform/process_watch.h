@@ -1,6 +1,8 @@
 // Learns at once when another process ends, by its pidfd. Test: tests/platform/process_watch_test.cc.
 #pragma once
 
+#include <poll.h>
+
 #include <functional>
 #include <memory>
 #include <thread>
@@ -32,6 +34,7 @@ class ProcessWatch {
   std::vector<Descriptor> pidfds_;
   std::function<void(size_t)> on_end_;
   Descriptor stop_;  // an eventfd
+  std::vector<pollfd> polls_;  // stop_, then the processes
   std::thread thread_;
 };
 
