@@ -33,7 +33,7 @@ class ProcessWatch {
 
   std::vector<Descriptor> pidfds_;
   std::function<void(size_t)> on_end_;
-  Descriptor stop_;  // an eventfd
+  Descriptor stop_;            // an eventfd
   std::vector<pollfd> polls_;  // stop_, then the processes
   std::thread thread_;
 };
