@@ -2,7 +2,7 @@
 //
 // The end of a peer's process is noticed by its pidfd and ends every wait with kPeerLost; a stopped peer is
 // found by the deadline. Nothing has a name in the file system. Test: tests/transport/endpoint_test.cc,
-// tests/transport/shm_process_test.cc.
+// tests/transport/shm_test.cc.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// See heap.h. Test: tests/transport/shm_heap_test.cc.
+// See heap.h. Test: tests/transport/shm_test.cc.
 #include "transport/shm/heap.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Window memory of ranks that are processes: one memfd a rank, mapped by all; a handle is an offset in its
-// rank's memfd. Test: tests/transport/shm_heap_test.cc.
+// rank's memfd. Test: tests/transport/shm_test.cc.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // See rendezvous.h. Messages are plain structs between processes of one build; a magic number and a version
-// tell strangers apart. Test: tests/transport/shm_rendezvous_test.cc.
+// tell strangers apart. Test: tests/transport/shm_test.cc.
 #include "transport/shm/rendezvous.h"
 
 #define XXH_INLINE_ALL

@@ -1,7 +1,7 @@
 // Where processes of one job meet: rank 0 listens on a socket named by the job, the others bring their
 // memfd and pidfd, everybody gets everybody's. The sockets are gone once the group stands.
 //
-// Test: tests/transport/shm_rendezvous_test.cc.
+// Test: tests/transport/shm_test.cc.
 #pragma once
 
 #include <string>

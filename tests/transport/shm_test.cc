@@ -1,0 +1,175 @@
+// What only processes have: ranges of a heap, the meeting and its refusals, death noticed by name.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <random>
+
+#include "platform/local_socket.h"
+#include "support/rank_threads.h"
+#include "transport/shm/endpoint.h"
+#include "transport/shm/heap.h"
+
+namespace argosy::transport::shm {
+namespace {
+
+using platform::Deadline;
+using std::chrono::milliseconds;
+
+std::string new_job(const char* what) {
+  static std::atomic<int> number{0};
+  return std::string(what) + "-" + std::to_string(getpid()) + "-" + std::to_string(number++);
+}
+
+Seat seat_of(const std::string& job, int rank, int num_ranks) {
+  return {job, 0, rank, num_ranks, int64_t{64} << 20};
+}
+
+bool contains(const Status& status, const std::string& part) {
+  return status.message().find(part) != std::string::npos;
+}
+
+TEST(RangeAllocator, NeverOverlapsAndJoinsWhatIsGivenBack) {
+  std::mt19937_64 random(3);
+  RangeAllocator ranges(4096, 1 << 20);
+  std::map<int64_t, int64_t> taken;
+  for (int step = 0; step < 20000; ++step) {
+    if (random() % 2 == 0 || taken.empty()) {
+      const auto bytes = static_cast<int64_t>(1 + random() % 32) * 4096;
+      const int64_t offset = ranges.take(bytes);
+      if (offset < 0) {
+        EXPECT_LT(ranges.largest(), bytes);
+        continue;
+      }
+      EXPECT_GE(offset, 4096);
+      EXPECT_LE(offset + bytes, 1 << 20);
+      const auto next = taken.lower_bound(offset);
+      const int64_t end_before =
+          next == taken.begin() ? 0 : std::prev(next)->first + std::prev(next)->second;
+      ASSERT_LE(end_before, offset);
+      ASSERT_LE(offset + bytes, next == taken.end() ? 1 << 20 : next->first);
+      taken.emplace(offset, bytes);
+    } else {
+      const auto at = std::next(taken.begin(), static_cast<std::ptrdiff_t>(random() % taken.size()));
+      ranges.give_back(at->first, at->second);
+      taken.erase(at);
+    }
+  }
+  for (const auto& [offset, bytes] : taken) ranges.give_back(offset, bytes);
+  EXPECT_EQ(ranges.largest(), (1 << 20) - 4096);
+}
+
+// Attaches every rank with its own seat; the statuses.
+std::vector<Status> attach_all(const std::vector<Seat>& seats, milliseconds span) {
+  std::vector<Status> statuses(seats.size());
+  testing::run_ranks(static_cast<int>(seats.size()), [&](int i) {
+    const auto at = static_cast<size_t>(i);
+    statuses[at] = attach(seats[at], {}, Deadline::after(span)).error();
+  });
+  return statuses;
+}
+
+TEST(ShmMeeting, ARankThatNeverComesIsNamed) {
+  const std::string job = new_job("missing");
+  const std::vector<Status> statuses =
+      attach_all({seat_of(job, 0, 4), seat_of(job, 2, 4)}, milliseconds(400));
+  for (const Status& status : statuses) {
+    EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.to_string();
+    EXPECT_TRUE(contains(status, "ranks 1, 3")) << status.to_string();
+  }
+  // Without rank 0 there is nobody to ask.
+  const Status alone = attach_all({seat_of(new_job("alone"), 1, 2)}, milliseconds(100))[0];
+  EXPECT_EQ(alone.code(), StatusCode::kTimeout);
+  EXPECT_TRUE(contains(alone, "rank 0 of job alone-")) << alone.to_string();
+}
+
+TEST(ShmMeeting, ARankTakenTwiceIsNamedOnAll) {
+  for (const int twice : {0, 1}) {
+    const std::string job = new_job("twice");
+    const std::vector<Status> statuses = attach_all(
+        {seat_of(job, 0, 3), seat_of(job, 1, 3), seat_of(job, twice, 3)}, milliseconds(2000));
+    for (const Status& status : statuses) {
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.to_string();
+      EXPECT_TRUE(contains(status, "rank " + std::to_string(twice) + " of 3 is taken twice"))
+          << status.to_string();
+    }
+  }
+}
+
+TEST(ShmMeeting, SettingsThatDifferAreNamed) {
+  const std::string job = new_job("differ");
+  for (const Status& status :
+       attach_all({seat_of(job, 0, 2), seat_of(job, 1, 3)}, milliseconds(2000))) {
+    EXPECT_EQ(status.code(), StatusCode::kDisagree) << status.to_string();
+    EXPECT_TRUE(contains(status, "num_ranks differs: rank 0 has 2, rank 1")) << status.to_string();
+  }
+}
+
+TEST(ShmMeeting, AnotherRanksFailureIsToldToAll) {
+  const std::string job = new_job("failure");
+  std::vector<Status> statuses(2);
+  testing::run_ranks(2, [&](int rank) {
+    const Status own =
+        rank == 1 ? Status(StatusCode::kUnsupported, "level amx is not to be had") : Status();
+    statuses[static_cast<size_t>(rank)] =
+        attach(seat_of(job, rank, 2), own, Deadline::after(milliseconds(2000))).error();
+  });
+  for (const Status& status : statuses) {
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported) << status.to_string();
+    EXPECT_TRUE(contains(status, "level amx is not to be had")) << status.to_string();
+  }
+}
+
+TEST(ShmMeeting, AStrangersSocketIsRefused) {
+  const Seat seat = seat_of(new_job("stranger"), 1, 2);
+  platform::LocalListener stranger =
+      std::move(platform::LocalListener::listen(socket_name(seat))).value();
+  Status status;
+  testing::run_ranks(2, [&](int i) {
+    if (i == 0) {
+      platform::LocalSocket visitor = std::move(stranger.accept()).value();
+      const std::byte nonsense[5] = {};
+      ASSERT_TRUE(visitor.send(nonsense, {}).ok());
+      // Stays until the visitor has hung up.
+      (void)visitor.receive(4096, Deadline::after(milliseconds(2000)));
+      (void)visitor.receive(4096, Deadline::after(milliseconds(2000)));
+    } else {
+      status = attach(seat, {}, Deadline::after(milliseconds(2000))).error();
+    }
+  });
+  EXPECT_EQ(status.code(), StatusCode::kCorruptData) << status.to_string();
+  EXPECT_TRUE(contains(status, "no rank of Argosy")) << status.to_string();
+}
+
+// A process that is killed while others wait for it: all name it, at once.
+TEST(ShmProcess, AKilledRankIsNamedByAll) {
+  const std::string job = new_job("killed");
+  const pid_t victim = fork();
+  if (victim == 0) {
+    const auto endpoint = attach(seat_of(job, 2, 3), {}, Deadline::after(milliseconds(20'000)));
+    if (endpoint.has_value()) pause();
+    _exit(1);
+  }
+  testing::run_ranks(2, [&](int rank) {
+    Result<std::unique_ptr<Endpoint>> endpoint =
+        attach(seat_of(job, rank, 3), {}, Deadline::after(milliseconds(20'000)));
+    ASSERT_TRUE(endpoint.has_value()) << endpoint.error().to_string();
+    if (rank == 0) {
+      usleep(50'000);
+      kill(victim, SIGKILL);
+    }
+    const platform::Clock::time_point start = platform::Clock::now();
+    const Status status = (*endpoint)->barrier(Deadline::after(milliseconds(20'000)));
+    EXPECT_EQ(status.code(), StatusCode::kPeerLost) << status.to_string();
+    EXPECT_TRUE(contains(status, "lost rank 2, whose process has ended")) << status.to_string();
+    EXPECT_LT(platform::Clock::now() - start, milliseconds(10'000));
+  });
+  waitpid(victim, nullptr, 0);
+}
+
+}  // namespace
+}  // namespace argosy::transport::shm
