@@ -1,6 +1,6 @@
 // Result files: no input is ever overwritten, and whatever fails, old files stay and nothing else
-// does. Mutations tried, each makes a test fail: targets renamed as soon as written; no way back for
-// the first of two; comparing names only.
+// does. Mutations tried, each makes a test fail: no way back for the first of two files, targets
+// compared by their words, SIGXFSZ left as it is.
 #include "tools/output_files.h"
 
 #include <gtest/gtest.h>
