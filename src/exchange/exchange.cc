@@ -57,7 +57,7 @@ Result<ExchangeSize> size_exchange(const ExchangeOptions& options, int num_ranks
   size.results_bytes = size.rows_bytes;
   size.flags_bytes = static_cast<int64_t>(FlagKind::kCount) * num_ranks * kFlagBytes;
   size.counts_bytes = counts_message_bytes(options.num_experts);
-  size.total_bytes = size.flags_bytes + 2 * num_ranks * size.counts_bytes;
+  size.total_bytes = size.flags_bytes + int64_t{2} * num_ranks * size.counts_bytes;
   if (__builtin_add_overflow(size.total_bytes, size.rows_bytes, &size.total_bytes) ||
       __builtin_add_overflow(size.total_bytes, size.results_bytes, &size.total_bytes)) {
     return invalid("receive_budget_bytes {} twice does not fit int64",

@@ -90,7 +90,7 @@ struct PairOrder {
 
 struct F32Order {
   using X = float;
-  static constexpr int64_t kDistance = 32 * 32 * 4, kHalf = 64;
+  static constexpr int64_t kDistance = int64_t{32} * 32 * 4, kHalf = 64;
 
   template <int kRows>
   ARGOSY_KERNEL_INLINE static void block(const float (&x)[kRows][kBlockK], const std::byte* tile,

@@ -119,7 +119,7 @@ std::string model_name() {
   char text[49] = {};
   for (unsigned i = 0; i < 3; ++i) {
     const Registers r = cpuid(0x80000002u + i);
-    std::memcpy(text + 16 * i, &r, 16);
+    std::memcpy(text + size_t{16} * i, &r, 16);
   }
   const std::string name = text;
   const size_t first = name.find_first_not_of(' ');

@@ -109,7 +109,7 @@ bool vdpbf16_agrees() {
       std::memset(got, 0, sizeof(got));
       std::memset(want, 0, sizeof(want));
     }
-    for (int i = 0; i < 16; ++i) want[i] = vdpbf16_lane(x + 2 * i, w + 2 * i, want[i]);
+    for (size_t i = 0; i < 16; ++i) want[i] = vdpbf16_lane(x + 2 * i, w + 2 * i, want[i]);
     vdpbf16(x, w, got);
     if (std::memcmp(got, want, sizeof(got)) != 0) return false;
   }
@@ -150,7 +150,7 @@ __attribute__((target("amx-tile,amx-bf16"))) void tdpbf16(const uint16_t* x, con
 __attribute__((noinline)) float tdpbf16_element(const uint16_t* x_row, const uint16_t* w_column,
                                                 float acc) {
   float even = 0.0f, odd = 0.0f;
-  for (int pair = 0; pair < 16; ++pair) {
+  for (size_t pair = 0; pair < 16; ++pair) {
     even = std::fma(widen(x_row[2 * pair]), widen(w_column[32 * pair]), even);
     odd = std::fma(widen(x_row[2 * pair + 1]), widen(w_column[32 * pair + 1]), odd);
   }
@@ -171,7 +171,7 @@ bool tdpbf16_agrees() {
       std::memset(got, 0, sizeof(got));
       std::memset(want, 0, sizeof(want));
     }
-    for (int i = 0; i < 256; ++i) {
+    for (size_t i = 0; i < 256; ++i) {
       want[i] = tdpbf16_element(x + i / 16 * 32, w + i % 16 * 2, want[i]);
     }
     tdpbf16(x, w, got);

@@ -8,7 +8,7 @@
 namespace argosy::platform {
 
 std::string read_small_file(const std::string& path) {
-  constexpr size_t kMaxBytes = 64 * 1024;
+  constexpr size_t kMaxBytes = size_t{64} * 1024;
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };

@@ -62,7 +62,7 @@ Status count_topk(const ConstTensorView& topk_idx, int64_t num_experts,
   }
   const int64_t top_k = topk_idx.dim(1);
   for (int64_t token = 0; token < topk_idx.dim(0); ++token) {
-    const Status status = count_row(topk_idx.as<int32_t>() + token * top_k, top_k, token, counts);
+    Status status = count_row(topk_idx.as<int32_t>() + token * top_k, top_k, token, counts);
     if (!status.ok()) {
       counts->clear();
       return status;

@@ -13,7 +13,7 @@
 namespace argosy::transport {
 
 // The most that one rank's settings may need, as text.
-inline constexpr int64_t kMaxSettingsBytes = 64 * 1024;
+inline constexpr int64_t kMaxSettingsBytes = int64_t{64} * 1024;
 
 class Agreement {
  public:
