@@ -18,11 +18,19 @@ build: setup
 	cmake --preset release
 	cmake --build --preset release -j $(JOBS) --target argosy_cli
 
-# The tests under the address and undefined-behaviour sanitizers, and under the thread sanitizer.
-asan tsan: setup
-	cmake --preset $@
-	cmake --build --preset $@ -j $(JOBS)
-	ctest --preset $@ -j $(JOBS) --output-junit ctest.xml
+# The tests under the address and undefined-behaviour sanitizers.
+asan: setup
+	cmake --preset asan
+	cmake --build --preset asan -j $(JOBS)
+	ctest --preset asan -j $(JOBS) --output-junit ctest.xml
+
+# The tests of what has threads under the thread sanitizer.
+TSAN_AREAS := exchange gemm moe platform router transport
+tsan: setup
+	cmake --preset tsan
+	cmake --build --preset tsan -j $(JOBS) --target $(TSAN_AREAS:%=argosy_test_%)
+	ctest --preset tsan -j $(JOBS) --output-junit ctest.xml \
+	  -L '^($(shell echo $(TSAN_AREAS) | tr ' ' '|'))$$'
 
 # Every reader of outside bytes under libFuzzer; FUZZ_SECONDS bounds each target.
 fuzz:
