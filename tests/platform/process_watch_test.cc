@@ -22,7 +22,9 @@ pid_t start_sleeper() {
   return pid;
 }
 
-Descriptor pidfd_of(pid_t pid) { return Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }
+Descriptor pidfd_of(pid_t pid) {
+  return Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+}
 
 TEST(ProcessWatch, TellsTheEndOfTheRightProcess) {
   const pid_t lives = start_sleeper();

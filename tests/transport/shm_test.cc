@@ -54,7 +54,8 @@ TEST(RangeAllocator, NeverOverlapsAndJoinsWhatIsGivenBack) {
       ASSERT_LE(offset + bytes, next == taken.end() ? 1 << 20 : next->first);
       taken.emplace(offset, bytes);
     } else {
-      const auto at = std::next(taken.begin(), static_cast<std::ptrdiff_t>(random() % taken.size()));
+      const auto at =
+          std::next(taken.begin(), static_cast<std::ptrdiff_t>(random() % taken.size()));
       ranges.give_back(at->first, at->second);
       taken.erase(at);
     }
