@@ -134,6 +134,8 @@ TEST_P(ThreadPoolTest, AllocatesNothing) {
 }
 
 TEST_P(ThreadPoolTest, WakesAfterSleepAndJoinsAsleepOrAwake) {
+  // A sanitizer starts a thread of its own with the first one of the program.
+  std::thread([] {}).join();
   const int num_before = num_threads_of_process();
   for (const int64_t pause_ms : {0, 30}) {
     const std::unique_ptr<ThreadPool> pool = make_pool(GetParam());
@@ -144,7 +146,11 @@ TEST_P(ThreadPoolTest, WakesAfterSleepAndJoinsAsleepOrAwake) {
       EXPECT_EQ(num_run.load(), 64);
     }
   }
-  EXPECT_EQ(num_threads_of_process(), num_before);
+  // The system may count a joined thread for a moment longer.
+  for (int turn = 0; turn < 2000 && num_threads_of_process() > num_before; ++turn) {
+    testing::sleep_ms(1);
+  }
+  EXPECT_LE(num_threads_of_process(), num_before);
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, ::testing::Values(1, 2, 3, 4, 5));
@@ -171,6 +177,9 @@ TEST(ThreadPool, RefusesNumbersOutsideItsRange) {
   const auto pool = ThreadPool::create(1000);
   const bool is_typed = !pool.has_value() && pool.error().code() == StatusCode::kOutOfMemory;
   const bool is_named = is_typed && pool.error().message().find("of 1000") != std::string::npos;
+  for (int turn = 0; turn < 2000 && num_threads_of_process() > num_before; ++turn) {
+    testing::sleep_ms(1);
+  }
   const bool is_clean = num_threads_of_process() == num_before;
   std::fprintf(stderr, "%s\n", pool.has_value() ? "ok" : pool.error().message().c_str());
   _exit(is_named && is_clean ? 0 : 4);
