@@ -1,7 +1,7 @@
 // Symmetric memory as one rank sees it: windows of the same size on every rank, put, signal, wait.
 //
 // This is the only way bytes move between ranks. Back ends: inproc/ (ranks are threads of one
-// process); later shm/, ucx/, sim/. Ordering: a signal to a peer is seen only after every put to
+// process), shm/ (processes of one host); later ucx/, sim/. Ordering: a signal to a peer is seen only after every put to
 // that same peer that happened before it (also by other threads of the rank, joined before the
 // signal); nothing is promised between different peers. Signals are 64-bit words that only grow
 // (epochs); a word has one writer. Test: tests/transport/endpoint_test.cc runs against every back
