@@ -11,9 +11,9 @@
 namespace argosy::platform {
 namespace {
 
-constexpr size_t kReadBytes = 64 * 1024;
+constexpr size_t kReadBytes = size_t{64} * 1024;
 // Above it, ranks that write to this target are not read.
-constexpr size_t kMaxPendingBytes = 256 * 1024;
+constexpr size_t kMaxPendingBytes = size_t{256} * 1024;
 
 }  // namespace
 

@@ -18,7 +18,7 @@ namespace argosy::platform {
 class OutputForwarder {
  public:
   // Longer lines come out in pieces.
-  static constexpr size_t kMaxLineBytes = 64 * 1024;
+  static constexpr size_t kMaxLineBytes = size_t{64} * 1024;
 
   // `target` is 1 or 2.
   void add(int rank, int target, Descriptor source);

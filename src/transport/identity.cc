@@ -94,7 +94,7 @@ std::string job_text(const Environment& environment, std::string_view source) {
   if (source == "openmpi" || source == "pmi") {
     for (const char* const name :
          {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri", "PMI_JOBID"}) {
-      if (const std::string text = value(name); !text.empty()) return text;
+      if (std::string text = value(name); !text.empty()) return text;
     }
   }
   if (source == "slurm") return fmt::format("{}.{}", value("SLURM_JOB_ID"), value("SLURM_STEP_ID"));

@@ -20,7 +20,7 @@ namespace {
 
 // A block of a row that is written to several places stays in L1 meanwhile (32 KiB or more
 // everywhere).
-constexpr int64_t kBlockBytes = 8 * 1024;
+constexpr int64_t kBlockBytes = int64_t{8} * 1024;
 // One line per writer: flags of different peers do not share a cache line.
 constexpr int64_t kLineBytes = 64;
 
