@@ -73,6 +73,12 @@ std::vector<int> children_of(int parent) {
   return children;
 }
 
+int count_of(const std::string& part, const std::string& text) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
 template <typename Condition>
 bool comes_true(const Condition& condition) {
   const Clock::time_point end = Clock::now() + std::chrono::seconds(60);
@@ -405,11 +411,11 @@ TEST(RunProcesses, AKilledRankIsNamedByTheOthers) {
   Words words = run_layer({"--transport", "shm", "--ranks", "3", "--repeat", "1000000"});
   words[std::find(words.begin(), words.end(), "-") - words.begin()] = dir + "/report.json";
   Tool tool(words, mark, "/dev/null", dir + "/err");
-  // Ranks are the launcher's children; one that has its group's memory mapped is well on its way.
+  // Ranks are the launcher's children; one that has all ranks' memory mapped has joined.
   const auto ranks_at_work = [&] {
     std::vector<int> ranks;
     for (const int child : children_of(tool.pid())) {
-      if (read_text(fmt::format("/proc/{}/maps", child)).find("memfd:") != std::string::npos) {
+      if (count_of("memfd:", read_text(fmt::format("/proc/{}/maps", child))) >= 3) {
         ranks.push_back(child);
       }
     }

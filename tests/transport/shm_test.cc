@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <thread>
 
 #include "platform/local_socket.h"
 #include "support/rank_threads.h"
@@ -64,11 +65,13 @@ TEST(RangeAllocator, NeverOverlapsAndJoinsWhatIsGivenBack) {
   EXPECT_EQ(ranges.largest(), (1 << 20) - 4096);
 }
 
-// Attaches every rank with its own seat; the statuses.
-std::vector<Status> attach_all(const std::vector<Seat>& seats, milliseconds span) {
+// Attaches every rank with its own seat, one `stagger` after the other; the statuses.
+std::vector<Status> attach_all(const std::vector<Seat>& seats, milliseconds span,
+                               milliseconds stagger = milliseconds(0)) {
   std::vector<Status> statuses(seats.size());
   testing::run_ranks(static_cast<int>(seats.size()), [&](int i) {
     const auto at = static_cast<size_t>(i);
+    std::this_thread::sleep_for(stagger * i);
     statuses[at] = attach(seats[at], {}, Deadline::after(span)).error();
   });
   return statuses;
@@ -92,7 +95,7 @@ TEST(ShmMeeting, ARankTakenTwiceIsNamedOnAll) {
   for (const int twice : {0, 1}) {
     const std::string job = new_job("twice");
     const std::vector<Status> statuses = attach_all(
-        {seat_of(job, 0, 3), seat_of(job, 1, 3), seat_of(job, twice, 3)}, milliseconds(2000));
+        {seat_of(job, 0, 3), seat_of(job, 1, 3), seat_of(job, twice, 3)}, milliseconds(10'000));
     for (const Status& status : statuses) {
       EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.to_string();
       EXPECT_TRUE(contains(status, "rank " + std::to_string(twice) + " of 3 is taken twice"))
@@ -101,27 +104,42 @@ TEST(ShmMeeting, ARankTakenTwiceIsNamedOnAll) {
   }
 }
 
+// Whoever comes after the meeting has failed is told why, not left to its own deadline.
+TEST(ShmMeeting, ALateRankHearsWhyTheMeetingFailed) {
+  const std::string job = new_job("late");
+  const std::vector<Status> statuses =
+      attach_all({seat_of(job, 0, 4), seat_of(job, 0, 4), seat_of(job, 1, 4), seat_of(job, 2, 4)},
+                 milliseconds(10'000), milliseconds(100));
+  for (const Status& status : statuses) {
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.to_string();
+    EXPECT_TRUE(contains(status, "rank 0 of 4 is taken twice")) << status.to_string();
+  }
+}
+
 TEST(ShmMeeting, SettingsThatDifferAreNamed) {
   const std::string job = new_job("differ");
   for (const Status& status :
-       attach_all({seat_of(job, 0, 2), seat_of(job, 1, 3)}, milliseconds(2000))) {
+       attach_all({seat_of(job, 0, 2), seat_of(job, 1, 3)}, milliseconds(10'000))) {
     EXPECT_EQ(status.code(), StatusCode::kDisagree) << status.to_string();
     EXPECT_TRUE(contains(status, "num_ranks differs: rank 0 has 2, rank 1")) << status.to_string();
   }
 }
 
 TEST(ShmMeeting, AnotherRanksFailureIsToldToAll) {
-  const std::string job = new_job("failure");
-  std::vector<Status> statuses(2);
-  testing::run_ranks(2, [&](int rank) {
-    const Status own =
-        rank == 1 ? Status(StatusCode::kUnsupported, "level amx is not to be had") : Status();
-    statuses[static_cast<size_t>(rank)] =
-        attach(seat_of(job, rank, 2), own, Deadline::after(milliseconds(2000))).error();
-  });
-  for (const Status& status : statuses) {
-    EXPECT_EQ(status.code(), StatusCode::kUnsupported) << status.to_string();
-    EXPECT_TRUE(contains(status, "level amx is not to be had")) << status.to_string();
+  for (const int failing : {0, 1, 2}) {
+    const std::string job = new_job("failure");
+    std::vector<Status> statuses(3);
+    testing::run_ranks(3, [&](int rank) {
+      const Status own = rank == failing
+                             ? Status(StatusCode::kUnsupported, "level amx is not to be had")
+                             : Status();
+      statuses[static_cast<size_t>(rank)] =
+          attach(seat_of(job, rank, 3), own, Deadline::after(milliseconds(5000))).error();
+    });
+    for (const Status& status : statuses) {
+      EXPECT_EQ(status.code(), StatusCode::kUnsupported) << status.to_string();
+      EXPECT_TRUE(contains(status, "level amx is not to be had")) << status.to_string();
+    }
   }
 }
 
@@ -136,10 +154,10 @@ TEST(ShmMeeting, AStrangersSocketIsRefused) {
       const std::byte nonsense[5] = {};
       ASSERT_TRUE(visitor.send(nonsense, {}).ok());
       // Stays until the visitor has hung up.
-      (void)visitor.receive(4096, Deadline::after(milliseconds(2000)));
-      (void)visitor.receive(4096, Deadline::after(milliseconds(2000)));
+      (void)visitor.receive(4096, Deadline::after(milliseconds(10'000)));
+      (void)visitor.receive(4096, Deadline::after(milliseconds(10'000)));
     } else {
-      status = attach(seat, {}, Deadline::after(milliseconds(2000))).error();
+      status = attach(seat, {}, Deadline::after(milliseconds(10'000))).error();
     }
   });
   EXPECT_EQ(status.code(), StatusCode::kCorruptData) << status.to_string();

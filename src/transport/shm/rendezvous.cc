@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -27,6 +28,10 @@ using platform::SocketMessage;
 
 constexpr uint64_t kMagic = 0x31'59'53'4F'47'52'41;  // "ARGOSY1"
 constexpr uint32_t kVersion = 1;
+
+// How long a meeting that has failed still tells those who come late: about how far apart the ranks of one
+// launch start on a busy host.
+constexpr std::chrono::milliseconds kRefusalTime{1000};
 
 struct Hello {
   uint64_t magic = kMagic;
@@ -90,7 +95,7 @@ class Host {
                              : base::error(own.code(), "rank 0 could not join: {}", own.message());
     if (status.ok()) status = send_welcome(memory);
     if (!status.ok()) {
-      refuse(status);
+      refuse(status, deadline);
       return own.ok() ? status : own;
     }
     Meeting meeting;
@@ -140,11 +145,7 @@ class Host {
     std::vector<size_t> heard;
     for (const size_t index : ready) {
       if (index == 0) {
-        Result<LocalSocket> socket = listener_.accept();
-        // Another user's process is none of this job.
-        if (socket.has_value() && socket->peer().uid == platform::own_uid()) {
-          arrived_.push_back(std::move(*socket));
-        }
+        accept_guest();
       } else if (index <= num_arrived) {
         heard.push_back(index - 1);
       } else {
@@ -154,14 +155,28 @@ class Host {
                            rank, guests_[rank]->pid);
       }
     }
-    for (const size_t index : heard) {
-      LocalSocket socket = std::move(arrived_[index]);
+    for (LocalSocket& socket : take_arrived(heard)) {
       ARGOSY_RETURN_IF_ERROR(seat_guest(std::move(socket), deadline));
     }
-    for (size_t i = heard.size(); i-- > 0;) {
-      arrived_.erase(arrived_.begin() + static_cast<std::ptrdiff_t>(heard[i]));
-    }
     return {};
+  }
+
+  void accept_guest() {
+    Result<LocalSocket> socket = listener_.accept();
+    // Another user's process is none of this job.
+    if (socket.has_value() && socket->peer().uid == platform::own_uid()) {
+      arrived_.push_back(std::move(*socket));
+    }
+  }
+
+  // Removes those of arrived_ at `indices`, which rise.
+  std::vector<LocalSocket> take_arrived(const std::vector<size_t>& indices) {
+    std::vector<LocalSocket> taken;
+    for (const size_t index : indices) taken.push_back(std::move(arrived_[index]));
+    for (size_t i = indices.size(); i-- > 0;) {
+      arrived_.erase(arrived_.begin() + static_cast<std::ptrdiff_t>(indices[i]));
+    }
+    return taken;
   }
 
   Status seat_guest(LocalSocket socket, Deadline deadline) {
@@ -173,6 +188,7 @@ class Host {
     const Status verdict = judge(*hello, pid, message->descriptors.size());
     if (!verdict.ok()) {
       offender_ = std::move(socket);
+      offender_rank_ = hello->rank;
       return verdict;
     }
     Guest guest{std::move(socket), pid, std::move(message->descriptors[0]),
@@ -237,17 +253,46 @@ class Host {
     return {};
   }
 
-  void refuse(const Status& why) {
+  // Tells every rank; also those still on their way, if they come within kRefusalTime. A guest that has
+  // gone needs no answer.
+  void refuse(const Status& why, Deadline deadline) {
     Welcome welcome;
     welcome.code = static_cast<int32_t>(why.code());
     copy_text(why.message(), welcome.text);
     const auto bytes = std::as_bytes(std::span(&welcome, 1));
-    // A guest that has gone needs no answer.
-    for (std::optional<Guest>& guest : guests_) {
-      if (guest.has_value()) (void)guest->socket.send(bytes, {});
+    std::set<int> told;
+    const auto note_told = [&](int rank) {
+      if (rank > 0 && rank < seat_.num_ranks) told.insert(rank);
+    };
+    for (size_t rank = 1; rank < guests_.size(); ++rank) {
+      if (!guests_[rank].has_value()) continue;
+      (void)guests_[rank]->socket.send(bytes, {});
+      note_told(static_cast<int>(rank));
     }
-    for (LocalSocket& socket : arrived_) (void)socket.send(bytes, {});
-    if (offender_.has_value()) (void)offender_->send(bytes, {});
+    if (offender_.has_value()) {
+      (void)offender_->send(bytes, {});
+      note_told(offender_rank_);
+    }
+    const Deadline end = deadline.at() < platform::Clock::now() + kRefusalTime
+                             ? deadline
+                             : Deadline::after(kRefusalTime);
+    while (static_cast<int>(told.size()) < seat_.num_ranks - 1) {
+      std::vector<int> descriptors = {listener_.descriptor()};
+      for (const LocalSocket& socket : arrived_) descriptors.push_back(socket.descriptor());
+      std::vector<size_t> ready = platform::wait_readable(descriptors, end);
+      if (ready.empty()) return;
+      const bool has_guest = ready[0] == 0;
+      if (has_guest) ready.erase(ready.begin());
+      for (size_t& index : ready) --index;
+      for (LocalSocket& socket : take_arrived(ready)) {
+        const Result<SocketMessage> message = socket.receive(sizeof(Hello), end);
+        if (!message.has_value()) continue;
+        (void)socket.send(bytes, {});
+        const std::optional<Hello> hello = parse<Hello>(*message);
+        if (hello.has_value()) note_told(hello->rank);
+      }
+      if (has_guest) accept_guest();
+    }
   }
 
   const Seat& seat_;
@@ -255,6 +300,7 @@ class Host {
   std::vector<LocalSocket> arrived_;          // connected, have said nothing yet
   std::vector<std::optional<Guest>> guests_;  // [R]
   std::optional<LocalSocket> offender_;
+  int offender_rank_ = 0;  // as it says
   Descriptor own_pidfd_;
 };
 
