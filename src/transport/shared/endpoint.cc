@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -21,6 +22,9 @@ namespace {
 // A block of a row that is written to several places stays in L1 meanwhile (32 KiB or more
 // everywhere).
 constexpr int64_t kBlockBytes = int64_t{8} * 1024;
+// A waiter that has not looked around for so long, or for half the deadline, is taken for stopped. Sleeps of
+// a wait are far shorter; a busy host delays them.
+constexpr std::chrono::milliseconds kStaleWait{1000};
 // One line per writer: flags of different peers do not share a cache line.
 constexpr int64_t kLineBytes = 64;
 
@@ -91,6 +95,38 @@ struct Retired {
 uint32_t window_id(int slot, uint64_t number) {
   constexpr uint64_t kNumbers = 0xFFFF'FFFFu / kMaxWindows;
   return static_cast<uint32_t>(slot) + 1 + static_cast<uint32_t>(kMaxWindows * (number % kNumbers));
+}
+
+// Says on the own page that the rank is in a wait and alive, until it goes out of scope.
+class Waiting {
+ public:
+  explicit Waiting(Page& page) : page_(page) {}
+  // Release, pairs with the acquire in is_alive_waiter(): who sees the wait over sees the poison that ended
+  // it, if any.
+  ~Waiting() {
+    if (is_marked_) page_.waiting_at.store(0, std::memory_order_release);
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+  void look_around() {
+    is_marked_ = true;
+    // Relaxed: a time, nothing is published by it.
+    page_.waiting_at.store(platform::Clock::now().time_since_epoch().count(),
+                           std::memory_order_relaxed);
+  }
+
+ private:
+  Page& page_;
+  bool is_marked_ = false;
+};
+
+bool is_alive_waiter(const Page& page, std::chrono::milliseconds deadline) {
+  using std::chrono::nanoseconds;
+  // Acquire, pairs with the release in ~Waiting.
+  const nanoseconds at(page.waiting_at.load(std::memory_order_acquire));
+  if (at.count() == 0) return false;
+  return platform::Clock::now().time_since_epoch() - at < std::min(kStaleWait, deadline / 2);
 }
 
 class SharedEndpoint final : public Endpoint {
@@ -180,22 +216,28 @@ Status SharedEndpoint::wait_for(const Conditions& conditions, platform::Deadline
                                 std::string_view what) {
   size_t next = 0;  // the first condition not reached; conditions never become false again
   int leaver = -1;
+  Waiting waiting(ranks_.page(rank_));
   const auto is_over = [&] {
     while (next < conditions.size() && conditions.reached(next)) ++next;
     if (next == conditions.size() || ranks_.has_dead()) return true;
     leaver = find_leaver(conditions, next);
-    return leaver >= 0 || ranks_.is_poisoned();
+    if (leaver >= 0 || ranks_.is_poisoned()) return true;
+    waiting.look_around();
+    return false;
   };
   if (!platform::wait_until(ranks_.page(rank_).bell, ranks_.policy(), deadline, is_over)) {
     return timed_out(conditions, deadline, what);
   }
   if (next == conditions.size()) return health();
+  const Status reason = ranks_.is_poisoned() ? ranks_.abort_reason() : Status();
+  // A peer that told its reason and left then is not lost: the reason counts.
+  const bool is_loss = reason.ok() || reason.code() == StatusCode::kPeerLost;
+  if (!is_loss) return health();
   // Everybody who waits for a lost peer names it, not only the first who found out and poisoned.
-  // But a peer that told its reason and left then is not lost: the reason counts.
-  const bool has_reason =
-      ranks_.is_poisoned() && ranks_.abort_reason().code() != StatusCode::kPeerLost;
-  if ((leaver >= 0 || ranks_.has_dead()) && !has_reason) return lost(what, leaver);
-  return health();
+  if (ranks_.has_dead()) return lost(what, leaver);
+  if (leaver < 0) return health();
+  // The leaver may have left since it lost another: that one is named.
+  return reason.ok() ? lost(what, leaver) : reason;
 }
 
 Status SharedEndpoint::lost(std::string_view what, int leaver) {
@@ -211,6 +253,7 @@ Status SharedEndpoint::lost(std::string_view what, int leaver) {
   return status;
 }
 
+// Ranks that are silent because they wait themselves are not to blame, unless all are.
 template <typename Conditions>
 Status SharedEndpoint::timed_out(const Conditions& conditions, platform::Deadline deadline,
                                  std::string_view what) {
@@ -222,6 +265,13 @@ Status SharedEndpoint::timed_out(const Conditions& conditions, platform::Deadlin
     if (is_silent) silences.push_back({conditions.peer(i), have, conditions.want(i)});
   }
   if (silences.empty()) return health();  // the last one came just now
+  std::vector<Silence> stalled;
+  for (const Silence& silence : silences) {
+    if (!is_alive_waiter(ranks_.page(silence.peer), deadline.span())) stalled.push_back(silence);
+  }
+  // After the look at the waiters: one that has just given up has said why.
+  if (ranks_.is_poisoned()) return health();
+  if (!stalled.empty()) silences = std::move(stalled);
   // Not std::ranges::unique: clang 14 rejects its subrange with this standard library.
   std::ranges::stable_sort(silences, {}, &Silence::peer);
   const auto same_peer = [](const Silence& a, const Silence& b) { return a.peer == b.peer; };

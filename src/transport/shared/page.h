@@ -39,6 +39,9 @@ struct Page {
 
   platform::Doorbell bell;
   std::atomic<SeatState> seat{SeatState::kAbsent};
+  // While the rank is in a wait: the monotonic clock, in ns, at its last look around; else 0. Who times out
+  // does not blame a rank that is alive and waiting itself.
+  std::atomic<int64_t> waiting_at{0};
   std::atomic<uint32_t> num_left{0};  // rank 0's page only
   // Two, by parity: a rank starts the next allocation only after everybody's part of the one before.
   AllocRequest requests[2];
