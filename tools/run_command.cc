@@ -63,6 +63,7 @@ struct RunOptions {
   int64_t repeat = 1;
   std::optional<double> timeout_seconds;
   std::optional<int64_t> receive_budget;
+  std::string simulate;
 };
 
 bool json_is_file(const RunOptions& options) {
@@ -104,6 +105,7 @@ Result<RunRanksOptions> ranks_options(const RunOptions& options) {
   }
   ranks.receive_budget_bytes = options.receive_budget;
   ranks.repeat = options.repeat;
+  ranks.simulate = options.simulate;
   return ranks;
 }
 
@@ -386,6 +388,12 @@ void add_layer_options(CLI::App& command, RunOptions& options) {
                   "(default: 60 and 30)")
       ->type_name("SECONDS")
       ->check(number(0.001, 1e6));
+  command
+      .add_option(
+          "--simulate", options.simulate,
+          "Trouble on purpose, for example seed=7,delay_us=200,pause_us=50 or kill=1@12; all "
+          "words: docs/failures.md (default: none)")
+      ->type_name("WORDS");
   command
       .add_option("--repeat", options.repeat,
                   "Runs on the same group; times are medians (default: 1)")

@@ -68,6 +68,7 @@ GroupOptions group_options(const RunRanksOptions& options, const RankSeat& seat)
   group.dot_order = options.dot_order;
   group.level = options.level;
   group.threads_per_rank = options.threads_per_rank;
+  group.simulate = options.simulate;
   if (options.deadline.has_value()) {
     group.startup_deadline = *options.deadline;
     group.step_deadline = *options.deadline;
@@ -102,10 +103,11 @@ Result<RankRecord> run_layer(const RunRanksOptions& options, const RankInput& in
                           Tensor::zeros(input.hidden.dtype, {count, input.config->hidden}));
   RankRecord record;
   record.weight_bytes_read = loaded.bytes_read;
+  record.seconds.resize(static_cast<size_t>(options.repeat));  // all memory before the first run
   for (int64_t i = 0; i < options.repeat; ++i) {
     ARGOSY_RETURN_IF_ERROR(
         layer->forward(input.hidden.rows(first, count), nullptr, output.view(), &record.report));
-    record.seconds.push_back(record.report.seconds);
+    record.seconds[static_cast<size_t>(i)] = record.report.seconds;
     if (group.rank() == 0) progress.step();
   }
   const std::span<const std::byte> bytes = std::as_const(output).bytes();

@@ -34,6 +34,7 @@ struct RunRanksOptions {
   std::optional<std::chrono::milliseconds> deadline;  // of start-up and of every step
   std::optional<int64_t> receive_budget_bytes;
   int64_t repeat = 1;
+  std::string simulate;  // GroupOptions::simulate
 };
 
 struct RanksResult {

@@ -59,6 +59,11 @@ struct GroupOptions {
   DotOrder dot_order = DotOrder::kAuto;
   std::optional<Level> level;  // unset: the best this CPU and build have
   int threads_per_rank = 1;
+  // Trouble on purpose, for trying how a program bears it: "" for none, else for instance
+  // "seed=7,delay_us=200,pause_us=50" (messages late and, between peers, out of order; ranks late) or
+  // "kill=1@12" (rank 1 gets SIGKILL at its step 12). All words: docs/failures.md. Errors then end with
+  // this text.
+  std::string simulate;
 };
 
 // A setting that all ranks must share.

@@ -12,6 +12,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <cstdlib>
 #include <cstring>
 #include <system_error>
 
@@ -176,6 +177,13 @@ std::vector<int> all_processes() {
   return processes;
 }
 
+bool is_stopped_child(int process_id) {
+  siginfo_t info{};
+  // WNOWAIT: the next question gets the same answer.
+  const int options = WSTOPPED | WNOHANG | WNOWAIT;
+  return waitid(P_PID, static_cast<id_t>(process_id), &info, options) == 0 && info.si_pid != 0;
+}
+
 std::vector<int> child_processes() {
   const int self = getpid();
   std::vector<int> children;
@@ -184,6 +192,13 @@ std::vector<int> child_processes() {
   }
   return children;
 }
+
+void kill_self() {
+  kill(getpid(), SIGKILL);
+  std::abort();  // not reached
+}
+
+void stop_self() { kill(getpid(), SIGSTOP); }
 
 std::string describe_signal(int signal) {
   const char* const name = sigabbrev_np(signal);

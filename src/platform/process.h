@@ -47,10 +47,17 @@ struct ChildEnd {
 // How a child ended, which it then is no more; nullopt while it runs.
 std::optional<ChildEnd> collect_child(int process_id);
 
+// A child that SIGSTOP or its like has stopped.
+bool is_stopped_child(int process_id);
+
 // Children of this process, ended ones too, in no order.
 std::vector<int> child_processes();
 // Numbers in /proc: every process that is visible.
 std::vector<int> all_processes();
+
+// The calling process ends, or stops until somebody sends SIGCONT, at this very call.
+[[noreturn]] void kill_self();
+void stop_self();
 
 // "9 (SIGKILL)".
 std::string describe_signal(int signal);

@@ -22,6 +22,7 @@
 #include "transport/inproc/world.h"
 #include "transport/join.h"
 #include "transport/shm/endpoint.h"
+#include "transport/sim/sim.h"
 
 namespace argosy {
 
@@ -52,6 +53,7 @@ struct LocalFacts {
   Level level = Level::kGeneric;
   bool has_amx = false;
   std::unique_ptr<ThreadPool> pool;
+  transport::sim::Trouble trouble;
 };
 
 // What a rank tells all others when joining.
@@ -70,6 +72,7 @@ Result<LocalFacts> find_local_facts(const GroupOptions& options, const JoinOverr
   ARGOSY_RETURN_IF_ERROR(check_deadline("startup_deadline", options.startup_deadline));
   ARGOSY_RETURN_IF_ERROR(check_deadline("step_deadline", options.step_deadline));
   LocalFacts facts;
+  ARGOSY_ASSIGN_OR_RETURN(facts.trouble, transport::sim::parse(options.simulate));
   ARGOSY_ASSIGN_OR_RETURN(const CpuInfo* cpu, cpu_info());
   ARGOSY_ASSIGN_OR_RETURN(facts.level, resolve_level(options.level));
   facts.has_amx = overrides.has_amx.value_or(cpu->has(Level::kAmx));
@@ -186,7 +189,9 @@ Result<std::unique_ptr<Group>> transport::GroupAccess::join(const GroupOptions& 
   state->step_deadline = options.step_deadline;
   state->level = facts->level;
   state->pool = std::move(facts->pool);
-  state->endpoint = std::move(*endpoint);
+  state->endpoint = options.simulate.empty()
+                        ? std::move(*endpoint)
+                        : transport::sim::wrap(std::move(*endpoint), facts->trouble);
   ARGOSY_ASSIGN_OR_RETURN(state->agreement, Agreement::create(*state->endpoint, deadline));
   ARGOSY_RETURN_IF_ERROR(state->agreement->agree(shared_settings(options, overrides), deadline));
   ARGOSY_ASSIGN_OR_RETURN(const SharedFacts shared,

@@ -15,6 +15,7 @@
 #include "transport/endpoint.h"
 #include "transport/inproc/endpoint.h"
 #include "transport/shm/endpoint.h"
+#include "transport/sim/sim.h"
 
 namespace argosy::transport {
 
@@ -52,7 +53,21 @@ inline void run_shm(int num_ranks, const std::function<void(Endpoint&)>& body) {
   });
 }
 
-inline std::vector<Backend> all_backends() { return {{"inproc", run_inproc}, {"shm", run_shm}}; }
+// Messages late and out of order between peers, ranks late. Its copies allocate.
+inline constexpr const char* kSimBackend = "sim";
+inline void run_sim(int num_ranks, const std::function<void(Endpoint&)>& body) {
+  const sim::Trouble trouble = sim::parse("seed=11,delay_us=300,pause_us=100").value();
+  const std::shared_ptr<InprocWorld> world = InprocWorld::create(num_ranks).value();
+  testing::run_ranks(num_ranks, [&](int rank) {
+    Result<std::unique_ptr<Endpoint>> endpoint = inproc::attach(world, rank, num_ranks, ample());
+    ASSERT_TRUE(endpoint.has_value()) << endpoint.error().to_string();
+    body(*sim::wrap(std::move(*endpoint), trouble));
+  });
+}
+
+inline std::vector<Backend> all_backends() {
+  return {{"inproc", run_inproc}, {"shm", run_shm}, {kSimBackend, run_sim}};
+}
 
 struct BackendAndRanks {
   Backend backend;
@@ -66,7 +81,10 @@ struct BackendAndRanks {
 inline std::vector<BackendAndRanks> all_backends_and_ranks() {
   std::vector<BackendAndRanks> all;
   for (const Backend& backend : all_backends()) {
-    for (const int num_ranks : {1, 2, 3, 4, 7, 8, 16}) all.push_back({backend, num_ranks});
+    for (const int num_ranks : {1, 2, 3, 4, 7, 8, 16}) {
+      if (backend.name == kSimBackend && num_ranks > 4) continue;  // its sleeps add up
+      all.push_back({backend, num_ranks});
+    }
   }
   return all;
 }
