@@ -18,7 +18,7 @@ Result<Descriptor> open_own_pidfd() {
   Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   if (pidfd.is_open()) return pidfd;
   return base::error(
-      StatusCode::kUnsupported,
+      errno == ENOSYS || errno == EPERM ? StatusCode::kUnsupported : StatusCode::kOutOfMemory,
       "pidfd_open failed: {}; it needs Linux 5.3 and must be allowed in the container "
       "(seccomp); ranks as threads (transport inproc) work without it",
       std::strerror(errno));

@@ -40,7 +40,7 @@ Result<Descriptor> create_shared_memory(const char* label, int64_t bytes) {
   Descriptor memory(memfd_create(label, MFD_CLOEXEC));
   if (!memory.is_open()) {
     return error(
-        errno == ENOSYS ? StatusCode::kUnsupported : StatusCode::kOutOfMemory,
+        errno == ENOSYS || errno == EPERM ? StatusCode::kUnsupported : StatusCode::kOutOfMemory,
         "memfd_create failed: {}; it needs Linux 3.17 and must be allowed in the container "
         "(seccomp); ranks as threads (transport inproc) work without it",
         std::strerror(errno));

@@ -1,10 +1,18 @@
 // What only processes have: ranges of a heap, the meeting and its refusals, death noticed by name.
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <random>
@@ -141,6 +149,64 @@ TEST(ShmMeeting, AnotherRanksFailureIsToldToAll) {
       EXPECT_TRUE(contains(status, "level amx is not to be had")) << status.to_string();
     }
   }
+}
+
+// From here on the calling thread alone gets `error` for the system call `number`, as an old kernel or a
+// container's filter would give it.
+bool take_away(unsigned number, unsigned error) {
+  sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program = {4, code};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+TEST(ShmMeeting, ACallThatTheSystemLacksIsNamedOnAll) {
+  const std::pair<unsigned, const char*> calls[] = {{SYS_memfd_create, "memfd_create failed"},
+                                                    {SYS_pidfd_open, "pidfd_open failed"}};
+  for (const auto& [number, text] : calls) {
+    for (const unsigned error : {ENOSYS, EPERM}) {
+      const std::string job = new_job("lacking");
+      std::vector<Status> statuses(3);
+      std::atomic<bool> can_filter{true};
+      testing::run_ranks(3, [&, call = number](int rank) {
+        if (rank == 1 && !take_away(call, error)) can_filter = false;
+        statuses[static_cast<size_t>(rank)] =
+            attach(seat_of(job, rank, 3), {}, Deadline::after(milliseconds(10'000))).error();
+      });
+      if (!can_filter) GTEST_SKIP() << "no filters of system calls here";
+      for (const Status& status : statuses) {
+        EXPECT_EQ(status.code(), StatusCode::kUnsupported) << status.to_string();
+        EXPECT_TRUE(contains(status, text)) << status.to_string();
+        EXPECT_TRUE(contains(status, "transport inproc")) << status.to_string();
+      }
+    }
+  }
+}
+
+// In a process of its own: the limit stays.
+TEST(ShmMeeting, NoRoomForTheHeapIsNamedWithBytesAndLimit) {
+  if (testing::kUnderSanitizer) GTEST_SKIP() << "the sanitizer needs the address space";
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit limit{rlim_t{8} << 30, rlim_t{8} << 30};
+    Seat seat = seat_of(new_job("room"), 0, 1);
+    seat.heap_bytes = kDefaultHeapBytes;
+    if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+    const Status status = attach(seat, {}, Deadline::after(milliseconds(10'000))).error();
+    const bool is_right = status.code() == StatusCode::kOutOfMemory &&
+                          contains(status, std::to_string(kDefaultHeapBytes) + " bytes") &&
+                          contains(status, "RLIMIT_AS (ulimit -v) is 8589934592 bytes");
+    if (!is_right) std::fprintf(stderr, "%s\n", status.to_string().c_str());
+    _exit(is_right ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST(ShmMeeting, AStrangersSocketIsRefused) {
