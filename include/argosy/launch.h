@@ -58,7 +58,7 @@ struct LaunchResult {
 // SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT and SIGTSTP that reach this process are
 // passed on to all ranks; what a terminal sent to the whole process group they have already. A rank
 // that fails gives the others `grace` to end with their own errors, then comes SIGTERM, then
-// SIGKILL; the timeout starts with SIGTERM.
+// SIGKILL; at once SIGKILL when all that are left are stopped (SIGSTOP). The timeout starts with SIGTERM.
 //
 // Blocks: until all ranks ended. Threads: one call per process at a time; it alters the calling
 // thread's signal mask and makes the process a subreaper meanwhile, and no other thread may start

@@ -174,6 +174,7 @@ class Launcher {
   void advance();
   void terminate();
   void kill_running(int signal);
+  bool all_running_are_stopped() const;
 
   // Kills and collects what the ranks left behind: orphans that became children of this process.
   void sweep(Deadline deadline);
@@ -351,6 +352,15 @@ void Launcher::note_end(RankExit end) {
 
 void Launcher::advance() {
   if (running_ranks().empty()) return;
+  // Nobody who waits for SIGCONT ends by himself, nor hears SIGTERM.
+  if ((phase_ == Phase::kGrace || phase_ == Phase::kTerminated) && all_running_are_stopped()) {
+    notify(fmt::format("stopped and waited for by nobody: rank {}; they get SIGKILL",
+                       running_ranks()));
+    kill_running(SIGKILL);
+    phase_ = Phase::kKilled;
+    phase_end_ = Clock::time_point::max();
+    return;
+  }
   if (phase_ < Phase::kTerminated && run_end_.passed()) {
     result_.timed_out = true;
     const std::string line = fmt::format("the timeout of {} ms passed; still running: rank {}",
@@ -381,6 +391,12 @@ void Launcher::kill_running(int signal) {
   for (const int process : running_) {
     if (process != 0) kill(process, signal);
   }
+}
+
+bool Launcher::all_running_are_stopped() const {
+  return std::all_of(running_.begin(), running_.end(), [](int process) {
+    return process == 0 || platform::is_stopped_child(process);
+  });
 }
 
 std::string Launcher::running_ranks() const {

@@ -14,6 +14,16 @@
 namespace argosy::testing {
 namespace {
 
+// Removed when the test program ends.
+struct Folders {
+  std::vector<std::string> paths;
+
+  ~Folders() {
+    std::error_code ignored;
+    for (const std::string& path : paths) std::filesystem::remove_all(path, ignored);
+  }
+};
+
 std::string quoted(const std::string& word) {
   std::string text = "'";
   for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
@@ -48,9 +58,11 @@ CliResult run_cli(const std::vector<std::string>& arguments,
 std::string testdata(const std::string& path) { return std::string(ARGOSY_TESTDATA) + "/" + path; }
 
 std::string fresh_dir(const std::string& name) {
+  static Folders folders;
   const std::string dir = fmt::format("{}/argosy_cli_{}_{}", ::testing::TempDir(), name, getpid());
   std::filesystem::remove_all(dir);
   std::filesystem::create_directories(dir);
+  folders.paths.push_back(dir);
   return dir;
 }
 

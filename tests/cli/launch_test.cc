@@ -440,6 +440,28 @@ TEST(RunProcesses, AKilledRankIsNamedByTheOthers) {
   EXPECT_EQ(count_marked(mark), 0);
 }
 
+// The survivors name it at their deadline; nobody waits for a rank that cannot end by itself.
+TEST(RunProcesses, AStoppedRankIsNamedAndNotWaitedFor) {
+  const Clock::time_point start = Clock::now();
+  const CliResult result = run_cli(run_layer({"--transport", "shm", "--ranks", "3", "--timeout",
+                                              "4", "--simulate", "stop=1@60", "--repeat", "9"}));
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(count_of("4000 ms for rank 1 ", result.err), 2) << result.err;
+  EXPECT_NE(result.err.find("simulated: seed=0,stop=1@60"), std::string::npos) << result.err;
+  // The launcher's own patience would be 10 s and more.
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(9));
+}
+
+TEST(RunProcesses, WrongWordsOfTroubleAreNamed) {
+  for (const char* const transport : {"inproc", "shm"}) {
+    const CliResult result =
+        run_cli(run_layer({"--transport", transport, "--ranks", "2", "--simulate", "speed=1"}));
+    EXPECT_EQ(result.exit_code, 2) << transport;
+    EXPECT_NE(result.err.find("'speed=1' is none of"), std::string::npos) << result.err;
+  }
+}
+
 TEST(RunProcesses, RanksThatDisagreeWithTheEnvironmentAreNamed) {
   const CliResult result = run_cli(run_arguments("mixtral_tiny", 0, "f32", {"--ranks", "3"}),
                                    {"RANK=0", "WORLD_SIZE=4"});
