@@ -2,7 +2,7 @@
 JOBS := $(shell nproc)
 FUZZ_RUNS := 1000000
 
-.PHONY: demo test build asan tsan fuzz format tidy digests setup clean
+.PHONY: demo test build asan tsan fuzz failures soak format tidy digests setup clean
 .NOTPARALLEL:
 
 demo: build
@@ -38,6 +38,15 @@ fuzz:
 	cmake --preset fuzz
 	cmake --build --preset fuzz -j $(JOBS) --target argosy_fuzz
 	scripts/fuzz $(FUZZ_RUNS) $(FUZZ_SECONDS)
+
+# Every fault at every step of every rank, as a table; about ten minutes.
+failures: setup
+	cmake --preset release
+	scripts/failures
+
+# 100,000 runs of one layer: memory and descriptors stay flat.
+soak: build
+	scripts/soak
 
 format:
 	scripts/setup --dev
