@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "argosy/cpu.h"
+#include "argosy/measure.h"
 #include "tools/commands.h"
 #include "tools/console.h"
 #include "tools/option_checks.h"
@@ -24,12 +26,17 @@ struct Info {
   CpuInfo cpu;
   Level level = Level::kGeneric;  // what runs when nothing else is asked for
   DotOrder dot_order = DotOrder::kVdpbf16;
+  std::optional<MachineRates> rates;  // with --measure
 };
 
-Result<Info> collect() {
+Result<Info> collect(bool measure) {
   ARGOSY_ASSIGN_OR_RETURN(const CpuInfo* const cpu, cpu_info());
   ARGOSY_ASSIGN_OR_RETURN(const Level level, resolve_level(std::nullopt));
-  return Info{*cpu, level, cpu->has(Level::kAmx) ? DotOrder::kAmx : DotOrder::kVdpbf16};
+  Info info{*cpu, level, cpu->has(Level::kAmx) ? DotOrder::kAmx : DotOrder::kVdpbf16, {}};
+  if (measure) {
+    ARGOSY_ASSIGN_OR_RETURN(info.rates, measure_machine());
+  }
+  return info;
 }
 
 std::vector<std::string> names_of(const std::vector<Level>& levels) {
@@ -38,27 +45,77 @@ std::vector<std::string> names_of(const std::vector<Level>& levels) {
   return names;
 }
 
+Json to_json(const MachineRates::Memory& memory) {
+  return {{"read_bytes_per_second", memory.read},
+          {"copy_bytes_per_second", memory.copy},
+          {"streaming_copy_bytes_per_second", memory.streaming_copy}};
+}
+
+Json to_json(const MachineRates& rates) {
+  Json peaks = Json::array();
+  for (const MachineRates::Peak& peak : rates.peaks) {
+    peaks.push_back({{"level", std::string(name_of(peak.loop.level))},
+                     {"instruction", std::string(peak.loop.instruction)},
+                     {"operands", std::string(name_of(peak.loop.operands))},
+                     {"one_thread_operations_per_second", peak.one_thread},
+                     {"all_threads_operations_per_second", peak.all_threads}});
+  }
+  return {{"threads", rates.num_threads},
+          {"peaks", peaks},
+          {"bf16_peak", std::string(name_of(rates.peaks[rates.best_bf16].loop.level))},
+          {"memory_bytes", rates.memory_bytes},
+          {"one_thread", to_json(rates.one_thread)},
+          {"all_threads", to_json(rates.all_threads)}};
+}
+
 Json to_json(const Info& info) {
   Json caches = Json::array();
   for (const CacheInfo& cache : info.cpu.caches) {
     caches.push_back({{"level", cache.level}, {"type", cache.type}, {"bytes", cache.bytes}});
   }
-  return {{"version", ARGOSY_VERSION},
-          {"cpu", {{"vendor", info.cpu.vendor}, {"model", info.cpu.model_name}}},
-          {"cores", info.cpu.num_cores},
-          {"level", std::string(name_of(info.level))},
-          {"levels",
-           {{"detected", names_of(info.cpu.levels)},
-            {"built", names_of(built_levels())},
-            {"failed_self_test", names_of(info.cpu.failed_self_test)},
-            {"cap", info.cpu.cap.empty() ? Json(nullptr) : Json(info.cpu.cap)}}},
-          {"dot_order", std::string(name_of(info.dot_order))},
-          {"caches", caches},
-          {"transports", {"inproc"}}};
+  Json json = {{"version", ARGOSY_VERSION},
+               {"cpu", {{"vendor", info.cpu.vendor}, {"model", info.cpu.model_name}}},
+               {"cores", info.cpu.num_cores},
+               {"level", std::string(name_of(info.level))},
+               {"levels",
+                {{"detected", names_of(info.cpu.levels)},
+                 {"built", names_of(built_levels())},
+                 {"failed_self_test", names_of(info.cpu.failed_self_test)},
+                 {"cap", info.cpu.cap.empty() ? Json(nullptr) : Json(info.cpu.cap)}}},
+               {"dot_order", std::string(name_of(info.dot_order))},
+               {"caches", caches},
+               {"transports", {"inproc"}}};
+  if (info.rates.has_value()) json["measured"] = to_json(*info.rates);
+  return json;
 }
 
 std::string joined(const std::vector<Level>& levels) {
   return levels.empty() ? "none" : fmt::format("{}", fmt::join(names_of(levels), ", "));
+}
+
+std::string to_text(const MachineRates& rates) {
+  const std::string all = fmt::format("{} threads", rates.num_threads);
+  std::vector<std::vector<std::string>> peaks = {{"peak, GFLOP/s", "operands", "1 thread", all}};
+  for (size_t i = 0; i < rates.peaks.size(); ++i) {
+    const MachineRates::Peak& peak = rates.peaks[i];
+    peaks.push_back({fmt::format("{} ({}){}", name_of(peak.loop.level), peak.loop.instruction,
+                                 i == rates.best_bf16 ? ", best for bf16" : ""),
+                     std::string(name_of(peak.loop.operands)),
+                     fmt::format("{:.1f}", peak.one_thread / 1e9),
+                     fmt::format("{:.1f}", peak.all_threads / 1e9)});
+  }
+  const auto line = [](const char* name, double one, double every) {
+    return std::vector<std::string>{name, fmt::format("{:.1f}", one / 1e9),
+                                    fmt::format("{:.1f}", every / 1e9)};
+  };
+  return aligned(peaks) + "\n" +
+         aligned({{"memory, GB/s", "1 thread", all},
+                  line("read", rates.one_thread.read, rates.all_threads.read),
+                  line("copy", rates.one_thread.copy, rates.all_threads.copy),
+                  line("streaming copy", rates.one_thread.streaming_copy,
+                       rates.all_threads.streaming_copy)}) +
+         fmt::format("over {} MiB of random data; a copied byte counts once\n",
+                     rates.memory_bytes >> 20);
 }
 
 std::string to_text(const Info& info) {
@@ -79,15 +136,16 @@ std::string to_text(const Info& info) {
   lines.emplace_back("transports", "inproc (ranks are threads of one process)");
   std::string text;
   for (const auto& [name, value] : lines) text += fmt::format("{:<22}{}\n", name, value);
+  if (info.rates.has_value()) text += "\n" + to_text(*info.rates);
   return text;
 }
 
-int info(const std::string& json_path) {
+int info(bool measure, const std::string& json_path) {
   const bool json_is_file = !json_path.empty() && json_path != "-";
   if (json_is_file) {
     if (const Status status = check_target("--json", json_path); !status.ok()) return fail(status);
   }
-  const Result<Info> collected = collect();
+  const Result<Info> collected = collect(measure);
   if (!collected.has_value()) return fail(collected.error());
   const std::string json = json_text(to_json(*collected));
   Status status = write_stdout(json_path == "-" ? json : to_text(*collected));
@@ -102,6 +160,9 @@ int info(const std::string& json_path) {
 void add_info_command(CLI::App& app, int* exit_code) {
   CLI::App* const command = app.add_subcommand(
       "info", "Show CPU levels, the dot_order that auto takes, cores, caches, transports");
+  const auto measure = std::make_shared<bool>(false);
+  command->add_flag("--measure", *measure,
+                    "Measure peaks of the instructions and rates of the memory (some seconds)");
   const auto json_path = std::make_shared<std::string>();
   command
       ->add_option("--json", *json_path, "Write JSON to this file; - is stdout, without the table")
@@ -112,8 +173,9 @@ void add_info_command(CLI::App& app, int* exit_code) {
       "  ARGOSY_MAX_LEVEL=NAME  highest CPU level to use, for example avx2\n\n"
       "Examples:\n"
       "  argosy info\n"
-      "  argosy info --json - | jq .dot_order");
-  command->callback([json_path, exit_code] { *exit_code = info(*json_path); });
+      "  argosy info --json - | jq .dot_order\n"
+      "  argosy info --measure");
+  command->callback([measure, json_path, exit_code] { *exit_code = info(*measure, *json_path); });
 }
 
 }  // namespace argosy::tools

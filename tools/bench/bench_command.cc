@@ -1,0 +1,149 @@
+// argosy bench: times what users wait for, each case against the limit of this machine. Test:
+// tests/bench/bench_test.cc.
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/bench/runner.h"
+#include "tools/commands.h"
+#include "tools/console.h"
+#include "tools/option_checks.h"
+#include "tools/output_files.h"
+#include "tools/progress.h"
+
+namespace argosy::tools {
+namespace {
+
+using bench::BenchCase;
+using bench::BenchContext;
+using bench::BenchResult;
+
+struct BenchCommand {
+  std::string area;
+  std::string filter;
+  std::string json_path;
+  std::string level;
+  std::string dot_order = "auto";
+  int num_threads = 1;
+  bench::RunLimits limits;
+  bool quick = false;
+  bool list = false;
+};
+
+std::vector<BenchCase> cases_of(const BenchCommand& command) {
+  const bench::BenchSizes sizes{command.quick, command.num_threads};
+  if (command.area == "gemm") return bench::gemm_cases(sizes);
+  if (command.area == "layer") return bench::layer_cases(sizes);
+  return bench::exchange_cases(sizes);
+}
+
+Result<BenchContext> context_of(const BenchCommand& command) {
+  std::optional<Level> level;
+  if (!command.level.empty()) {
+    ARGOSY_ASSIGN_OR_RETURN(level, parse_level(command.level));
+  }
+  ARGOSY_ASSIGN_OR_RETURN(const DotOrder dot_order, parse_dot_order(command.dot_order));
+  ARGOSY_ASSIGN_OR_RETURN(BenchContext context, bench::make_context(level, dot_order));
+  context.num_threads = command.num_threads;
+  if (command.quick) {
+    context.probe_bytes = 1 << 20;
+    context.peak_seconds = 1e-4;
+  }
+  return context;
+}
+
+// JSON and text of a run, or of the list.
+struct Answer {
+  std::string json;
+  std::string text;
+};
+
+Result<Answer> answer(const BenchCommand& command) {
+  ARGOSY_ASSIGN_OR_RETURN(const std::vector<BenchCase> cases,
+                          bench::matching(cases_of(command), command.filter));
+  if (command.list) return Answer{json_text(bench::to_json(cases)), bench::to_text(cases)};
+  ARGOSY_ASSIGN_OR_RETURN(const BenchContext context, context_of(command));
+  std::vector<BenchResult> results;
+  Progress progress;
+  progress.begin("bench", static_cast<int64_t>(cases.size()));
+  for (const BenchCase& bench_case : cases) {
+    ARGOSY_ASSIGN_OR_RETURN(BenchResult result,
+                            bench::run_case(bench_case, context, command.limits));
+    results.push_back(std::move(result));
+    progress.step();
+  }
+  progress.clear();
+  return Answer{json_text(bench::to_json(results)), bench::to_text(context, results)};
+}
+
+int run_bench(const BenchCommand& command) {
+  const bool json_is_stdout = command.json_path == "-";
+  const bool json_is_file = !command.json_path.empty() && !json_is_stdout;
+  if (json_is_file) {
+    const Status status = check_target("--json", command.json_path);
+    if (!status.ok()) return fail(status);
+  }
+  const Result<Answer> got = answer(command);
+  if (!got.has_value()) return fail(got.error());
+  Status status = write_stdout(json_is_stdout ? got->json : got->text);
+  OutputFiles files;
+  if (status.ok() && json_is_file) status = files.add_text(command.json_path, got->json);
+  if (status.ok()) status = files.commit();
+  return status.ok() ? kExitOk : fail(status);
+}
+
+void add_options(CLI::App& app, BenchCommand& options) {
+  app.add_option("area", options.area, "What to time: gemm, layer or exchange")
+      ->required()
+      ->type_name("AREA")
+      ->check(one_of({"gemm", "layer", "exchange"}));
+  app.add_option("--filter", options.filter,
+                 "Only cases whose name and parameters, as --list prints them, hold this text")
+      ->type_name("TEXT");
+  app.add_option("--json", options.json_path,
+                 "Write JSON to this file; - is stdout, without the table")
+      ->type_name("FILE|-")
+      ->check(not_empty());
+  app.add_flag("--list", options.list, "Print the cases and their goals, run nothing");
+  app.add_option("--level", options.level,
+                 "CPU level of the kernels, and of the peak they are held against")
+      ->type_name("NAME")
+      ->check(level_name());
+  app.add_option("--dot-order", options.dot_order, "Order of the bf16 dot product")
+      ->type_name("NAME")
+      ->check(dot_order_name());
+  app.add_option("--threads", options.num_threads,
+                 "Threads of the cases that have one, and of their limit")
+      ->type_name("N")
+      ->check(whole_number(1, 1024));
+  app.add_option("--seconds", options.limits.seconds, "Time of one case, preparation apart")
+      ->type_name("S")
+      ->check(number(0, 3600));
+  app.add_option("--samples", options.limits.num_samples, "Exactly so many samples of each case")
+      ->type_name("N")
+      ->check(whole_number(1, 1'000'000));
+  app.add_flag("--quick", options.quick,
+               "Tiny sizes: shows that the benchmarks run; the times mean nothing");
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, int* exit_code) {
+  CLI::App* const command = app.add_subcommand(
+      "bench", "Time the grouped GEMM, the layer or the exchange against this machine's limits");
+  const auto options = std::make_shared<BenchCommand>();
+  add_options(*command, *options);
+  command->footer(
+      "Every sample takes its limit first (a register loop, a read of memory, a copy) and the "
+      "work\n"
+      "right after it, on the same pinned threads. reached = limit / median.\n\n"
+      "Examples:\n"
+      "  argosy bench layer\n"
+      "  argosy bench gemm --filter gemm_hot --level avx2\n"
+      "  argosy bench layer --filter T=8 --json - | jq '.[].reached'");
+  command->callback([options, exit_code] { *exit_code = run_bench(*options); });
+}
+
+}  // namespace argosy::tools

@@ -1,0 +1,113 @@
+// The whole layer: prefill and decode on one rank against its floor, and two ranks against one.
+//
+// Floors: docs/perf/layer.md. Test: tests/bench/bench_test.cc.
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "tools/bench/bench_case.h"
+#include "tools/bench/floor.h"
+#include "tools/bench/layer_work.h"
+
+namespace argosy::tools::bench {
+namespace {
+
+class FloorBench : public Bench {
+ public:
+  static Result<std::unique_ptr<Bench>> make(const BenchContext& context, const LayerShape& shape) {
+    // From 64 tokens on nearly every expert has some: the weights fill no cache anyway.
+    const int64_t num_routings = shape.num_tokens <= 64 ? 8 : 1;
+    auto bench = std::make_unique<FloorBench>();
+    ARGOSY_ASSIGN_OR_RETURN(bench->floor_, make_floor(context));
+    ARGOSY_ASSIGN_OR_RETURN(
+        bench->work_, LayerWork::create(context, shape, 1, context.num_threads, num_routings));
+    return std::unique_ptr<Bench>(std::move(bench));
+  }
+
+  Result<Sample> sample() override {
+    Sample sample;
+    ARGOSY_ASSIGN_OR_RETURN(sample.limit_seconds,
+                            floor_->seconds(work_->operations(), work_->next_weight_bytes()));
+    ARGOSY_ASSIGN_OR_RETURN(const LayerWork::Call call, work_->run());
+    sample.seconds = call.seconds;
+    return sample;
+  }
+
+ private:
+  static Result<std::unique_ptr<Floor>> make_floor(const BenchContext& context) {
+    ARGOSY_ASSIGN_OR_RETURN(Floor floor,
+                            Floor::create(context, context.num_threads, Floor::Of::kBoth));
+    return std::make_unique<Floor>(std::move(floor));
+  }
+
+  std::unique_ptr<Floor> floor_;
+  std::unique_ptr<LayerWork> work_;
+};
+
+// Two ranks of one thread against one rank of two.
+class RanksBench : public Bench {
+ public:
+  static Result<std::unique_ptr<Bench>> make(const BenchContext& context, const LayerShape& shape) {
+    auto bench = std::make_unique<RanksBench>();
+    ARGOSY_ASSIGN_OR_RETURN(bench->one_, LayerWork::create(context, shape, 1, 2, 1));
+    ARGOSY_ASSIGN_OR_RETURN(bench->two_, LayerWork::create(context, shape, 2, 1, 1));
+    return std::unique_ptr<Bench>(std::move(bench));
+  }
+
+  Result<Sample> sample() override {
+    ARGOSY_ASSIGN_OR_RETURN(const LayerWork::Call one, one_->run());
+    ARGOSY_ASSIGN_OR_RETURN(const LayerWork::Call two, two_->run());
+    return Sample{two.seconds, one.seconds};
+  }
+
+ private:
+  std::unique_ptr<LayerWork> one_, two_;
+};
+
+BenchCase floor_case(const char* name, const LayerShape& shape, const Goals& goals,
+                     int num_threads) {
+  return {name,
+          {{"T", shape.num_tokens},
+           {"E", shape.num_experts},
+           {"K", shape.top_k},
+           {"H", shape.hidden},
+           {"F", shape.intermediate},
+           {"threads", num_threads}},
+          "greater of operations / bf16 peak and weight bytes / DRAM read rate",
+          goals,
+          [=](const BenchContext& context) { return FloorBench::make(context, shape); }};
+}
+
+}  // namespace
+
+std::vector<BenchCase> layer_cases(const BenchSizes& sizes) {
+  LayerShape shape{0, 32, 4, 2048, 1024};
+  if (sizes.quick) shape = {0, 8, 2, 64, 48};
+  const auto with_tokens = [&](int64_t num_tokens) {
+    LayerShape with = shape;
+    with.num_tokens = sizes.quick ? std::min<int64_t>(num_tokens, 9) : num_tokens;
+    return with;
+  };
+  std::vector<BenchCase> cases = {
+      floor_case("layer_prefill", with_tokens(512), {0.30, 0.88, 0.70}, sizes.num_threads),
+      floor_case("layer_prefill", with_tokens(2048), {0.30, 0.90, 0.70}, sizes.num_threads),
+      floor_case("layer_decode", with_tokens(1), Goals::same(0.95), sizes.num_threads),
+      floor_case("layer_decode", with_tokens(8), Goals::same(0.95), sizes.num_threads),
+      floor_case("layer_decode", with_tokens(64), Goals::same(0.80), sizes.num_threads),
+  };
+  const LayerShape shared = with_tokens(2048);
+  cases.push_back({"layer_ranks",
+                   {{"T", shared.num_tokens},
+                    {"E", shared.num_experts},
+                    {"K", shared.top_k},
+                    {"H", shared.hidden},
+                    {"F", shared.intermediate},
+                    {"R", 2},
+                    {"threads", 1}},
+                   "the same layer with R=1, 2 threads",
+                   Goals::same(1 / 1.15),
+                   [=](const BenchContext& context) { return RanksBench::make(context, shared); }});
+  return cases;
+}
+
+}  // namespace argosy::tools::bench
