@@ -247,6 +247,42 @@ TEST_P(BackendTest, TimeoutNamesTheSilentRanksAndPoisonsTheOthers) {
   EXPECT_EQ(num_timeouts.load(), 1);
 }
 
+// Rank 0 is silent, every other waits for the one before it, the last gives up first: rank 0 is named, not the
+// ranks between, which wait themselves.
+TEST_P(BackendTest, TimeoutNamesTheRankThatAllTheOthersWaitFor) {
+  if (num_ranks() < 3) return;
+  const int last = num_ranks() - 1;
+  std::atomic<int> num_done{0};
+  run([&](Endpoint& endpoint) {
+    const int self = endpoint.rank();
+    const Window window = endpoint.alloc(64, ample()).value();
+    if (self == 0) {
+      while (num_done.load() < last) testing::sleep_ms(1);
+      return;
+    }
+    const WaitItem item{self - 1, 0, 1};
+    const auto span = milliseconds(self == last ? 300 : 50'000);
+    const Status status = endpoint.wait_all(window, {&item, 1}, Deadline::after(span), "chain");
+    num_done.fetch_add(1);
+    const std::string named = "chain: rank " + std::to_string(last) + " waited 300 ms for rank 0";
+    EXPECT_TRUE(contains(status.message(), named)) << status.to_string();
+    EXPECT_FALSE(contains(status.message(), "want")) << status.to_string();
+  });
+}
+
+// Ranks that wait for each other in a circle have nobody else to name.
+TEST_P(BackendTest, TimeoutInACircleNamesTheNext) {
+  if (num_ranks() < 2) return;
+  run([&](Endpoint& endpoint) {
+    const Window window = endpoint.alloc(64, ample()).value();
+    const WaitItem item{(endpoint.rank() + 1) % num_ranks(), 0, 1};
+    const auto span = milliseconds(endpoint.rank() == 0 ? 200 : 50'000);
+    const Status status = endpoint.wait_all(window, {&item, 1}, Deadline::after(span), "circle");
+    EXPECT_TRUE(contains(status.message(), "rank 0 waited 200 ms for rank 1 (have 0, want 1)"))
+        << status.to_string();
+  });
+}
+
 TEST_P(BackendTest, BarrierAndAllocNameMissingRanks) {
   if (num_ranks() == 1) return;
   for (const bool by_alloc : {false, true}) {

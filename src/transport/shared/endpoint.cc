@@ -109,9 +109,10 @@ class Waiting {
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
 
-  void look_around() {
+  void look_around(int missed) {
     is_marked_ = true;
-    // Relaxed: a time, nothing is published by it.
+    // Relaxed, both: nothing is published by them.
+    page_.waiting_for.store(missed, std::memory_order_relaxed);
     page_.waiting_at.store(platform::Clock::now().time_since_epoch().count(),
                            std::memory_order_relaxed);
   }
@@ -127,6 +128,16 @@ bool is_alive_waiter(const Page& page, std::chrono::milliseconds deadline) {
   const nanoseconds at(page.waiting_at.load(std::memory_order_acquire));
   if (at.count() == 0) return false;
   return platform::Clock::now().time_since_epoch() - at < std::min(kStaleWait, deadline / 2);
+}
+
+// Rising peers, each once, the one with numbers before the one without.
+void keep_one_a_peer(std::vector<Silence>* silences) {
+  // Not std::ranges::unique: clang 14 rejects its subrange with this standard library.
+  std::ranges::stable_sort(*silences, {}, [](const Silence& silence) {
+    return std::pair(silence.peer, silence.want == 0);
+  });
+  const auto same_peer = [](const Silence& a, const Silence& b) { return a.peer == b.peer; };
+  silences->erase(std::unique(silences->begin(), silences->end(), same_peer), silences->end());
 }
 
 class SharedEndpoint final : public Endpoint {
@@ -183,6 +194,7 @@ class SharedEndpoint final : public Endpoint {
   Status timed_out(const Conditions& conditions, platform::Deadline deadline,
                    std::string_view what);
   Status lost(std::string_view what, int leaver);
+  int find_stalled(int peer, std::chrono::milliseconds deadline) const;
 
   Attachment attachment_;
   Ranks& ranks_;
@@ -222,7 +234,7 @@ Status SharedEndpoint::wait_for(const Conditions& conditions, platform::Deadline
     if (next == conditions.size() || ranks_.has_dead()) return true;
     leaver = find_leaver(conditions, next);
     if (leaver >= 0 || ranks_.is_poisoned()) return true;
-    waiting.look_around();
+    waiting.look_around(conditions.peer(next));
     return false;
   };
   if (!platform::wait_until(ranks_.page(rank_).bell, ranks_.policy(), deadline, is_over)) {
@@ -253,6 +265,18 @@ Status SharedEndpoint::lost(std::string_view what, int leaver) {
   return status;
 }
 
+// Follows who waits for whom, from `peer` to a rank that does not wait; -1 when they wait in a circle.
+int SharedEndpoint::find_stalled(int peer, std::chrono::milliseconds deadline) const {
+  for (int steps = 0; steps < ranks_.num_ranks(); ++steps) {
+    if (peer == rank_) return -1;
+    const Page& page = ranks_.page(peer);
+    if (!is_alive_waiter(page, deadline)) return peer;
+    // Relaxed: as of some moment of its wait.
+    peer = page.waiting_for.load(std::memory_order_relaxed);
+  }
+  return -1;
+}
+
 // Ranks that are silent because they wait themselves are not to blame, unless all are.
 template <typename Conditions>
 Status SharedEndpoint::timed_out(const Conditions& conditions, platform::Deadline deadline,
@@ -267,15 +291,14 @@ Status SharedEndpoint::timed_out(const Conditions& conditions, platform::Deadlin
   if (silences.empty()) return health();  // the last one came just now
   std::vector<Silence> stalled;
   for (const Silence& silence : silences) {
-    if (!is_alive_waiter(ranks_.page(silence.peer), deadline.span())) stalled.push_back(silence);
+    const int root = find_stalled(silence.peer, deadline.span());
+    if (root == silence.peer) stalled.push_back(silence);
+    if (root != silence.peer && root >= 0) stalled.push_back({root});
   }
   // After the look at the waiters: one that has just given up has said why.
   if (ranks_.is_poisoned()) return health();
   if (!stalled.empty()) silences = std::move(stalled);
-  // Not std::ranges::unique: clang 14 rejects its subrange with this standard library.
-  std::ranges::stable_sort(silences, {}, &Silence::peer);
-  const auto same_peer = [](const Silence& a, const Silence& b) { return a.peer == b.peer; };
-  silences.erase(std::unique(silences.begin(), silences.end(), same_peer), silences.end());
+  keep_one_a_peer(&silences);
   Status timeout = base::error(StatusCode::kTimeout, "{}: rank {} waited {} ms for {}", what, rank_,
                                deadline.span().count(), describe_silences(silences));
   ranks_.poison(rank_, timeout);

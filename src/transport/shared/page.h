@@ -39,9 +39,10 @@ struct Page {
 
   platform::Doorbell bell;
   std::atomic<SeatState> seat{SeatState::kAbsent};
-  // While the rank is in a wait: the monotonic clock, in ns, at its last look around; else 0. Who times out
-  // does not blame a rank that is alive and waiting itself.
+  // While the rank is in a wait: the monotonic clock, in ns, at its last look around, and the first rank it
+  // misses; else 0. Who times out does not blame a rank that is alive and waiting itself.
   std::atomic<int64_t> waiting_at{0};
+  std::atomic<int32_t> waiting_for{0};
   std::atomic<uint32_t> num_left{0};  // rank 0's page only
   // Two, by parity: a rank starts the next allocation only after everybody's part of the one before.
   AllocRequest requests[2];
