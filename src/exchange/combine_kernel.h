@@ -1,30 +1,48 @@
-// One token's weighted sum over its expert rows, contract 3.5. Two builds of one source: with and
-// without FMA instructions; the bits are the same. Test: tests/exchange/combine_kernel_test.cc.
+// One token's weighted sum over its expert rows, contract 3.5: every column from start to rounding in
+// registers, each row read once.
+//
+// Three builds, picked at run time; the bits are the same. Denormals are kept: the caller sets the
+// floating-point environment. Floor: docs/perf/exchange.md. Test: tests/exchange/combine_kernel_test.cc.
 #pragma once
 
 #include <cstdint>
+#include <span>
 
-#include "argosy/bfloat16.h"
+#include "argosy/cpu.h"
 
 namespace argosy {
 
-// acc[i] = first[i] * scale, or 0 when first is null. bf16 or fp32 rows.
-// acc[i] += addend[i]; acc[i] = fma(weight, row[i], acc[i]); out[i] = acc[i], rounded once.
+// out[i] = round(fma over k of weights[k], rows[k][i], ((shared[i] * shared_scale or 0) + residual[i]) + bias[i]).
+// Rows, shared, residual and out are all bf16 or all fp32; any alignment.
+struct CombineArgs {
+  const std::byte* const* rows = nullptr;  // [num_rows], in top-k order
+  const float* weights = nullptr;          // [num_rows]
+  int64_t num_rows = 0;
+  // What the next call will read: fetched ahead, never read by this one.
+  const std::byte* const* next_rows = nullptr;  // [num_next]
+  int64_t num_next = 0;
+  const std::byte* shared = nullptr;  // null: starts from +0
+  float shared_scale = 1.0f;
+  const std::byte* residual = nullptr;  // null: none
+  const float* bias = nullptr;          // null: none
+  int64_t n = 0;
+  std::byte* out = nullptr;
+};
+
 struct CombineKernel {
-  void (*start_bf16)(const BFloat16* first, float scale, int64_t n, float* acc);
-  void (*start_f32)(const float* first, float scale, int64_t n, float* acc);
-  void (*add_bf16)(const BFloat16* addend, int64_t n, float* acc);
-  void (*add_f32)(const float* addend, int64_t n, float* acc);
-  void (*fma_bf16)(float weight, const BFloat16* row, int64_t n, float* acc);
-  void (*fma_f32)(float weight, const float* row, int64_t n, float* acc);
-  void (*store_bf16)(const float* acc, int64_t n, BFloat16* out);
-  void (*store_f32)(const float* acc, int64_t n, float* out);
+  Level level;  // that the CPU must have
+  void (*combine_bf16)(const CombineArgs& args);
+  void (*combine_f32)(const CombineArgs& args);
 };
 
 extern const CombineKernel kCombineKernelBase;
 extern const CombineKernel kCombineKernelFma;
+extern const CombineKernel kCombineKernelAvx512;
 
-// The build this CPU can run; the same for the whole process.
+// All of them, rising by level.
+std::span<const CombineKernel* const> combine_kernels();
+
+// The best this CPU can run; the same for the whole process.
 const CombineKernel& combine_kernel();
 
 }  // namespace argosy

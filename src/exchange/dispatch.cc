@@ -2,6 +2,7 @@
 // tests/exchange/exchange_test.cc.
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "base/error.h"
 #include "exchange/state.h"
@@ -12,12 +13,14 @@ namespace {
 using base::invalid;
 
 constexpr int64_t kTokensPerTask = 16;
+// From so many bytes for a rank on, rows are written past the caches. Measured: docs/perf/exchange.md.
+constexpr int64_t kStreamBytes = int64_t{4} << 20;
 constexpr size_t kMaxPlaces = 64;  // places of one row at one peer sent by one put
 
 // Sends the copies of one token that lie in the round. Each peer is served when its first copy is
 // met.
 void push_token(Exchange::State& state, const DispatchPlan& plan, int64_t round, int64_t token,
-                const std::byte* row) {
+                const std::byte* row, transport::Reuse reuse) {
   transport::Endpoint& endpoint = state.group.endpoint();
   const auto begin = static_cast<size_t>(token * plan.top_k);
   const size_t end = begin + static_cast<size_t>(plan.top_k);
@@ -40,12 +43,13 @@ void push_token(Exchange::State& state, const DispatchPlan& plan, int64_t round,
       if (plan.dest_rank[other] != peer || !in_round(other)) continue;
       offsets[places++] = (plan.dest_slot[other] - first_slot) * state.row_bytes;
       if (places == kMaxPlaces) {
-        endpoint.put_multi(peer, state.rows, {offsets.data(), places}, row, state.row_bytes);
+        endpoint.put_multi(peer, state.rows, {offsets.data(), places}, row, state.row_bytes, reuse);
         places = 0;
       }
     }
-    if (places > 0)
-      endpoint.put_multi(peer, state.rows, {offsets.data(), places}, row, state.row_bytes);
+    if (places > 0) {
+      endpoint.put_multi(peer, state.rows, {offsets.data(), places}, row, state.row_bytes, reuse);
+    }
   }
 }
 
@@ -68,14 +72,19 @@ Status Exchange::issue_dispatch(const DispatchPlan& plan, int64_t round,
     ARGOSY_RETURN_IF_ERROR(state.wait(FlagKind::kConsumed, round - 1, state.send_rows,
                                       "receive buffer of the round before"));
   }
+  round_traffic(plan, round, &state.send_rows, &state.recv_rows);
+  const int64_t rows_to_come =
+      std::accumulate(state.recv_rows.begin(), state.recv_rows.end(), int64_t{0});
+  const transport::Reuse reuse = rows_to_come * state.row_bytes >= kStreamBytes
+                                     ? transport::Reuse::kLater
+                                     : transport::Reuse::kSoon;
   const int64_t num_tasks = (plan.num_tokens + kTokensPerTask - 1) / kTokensPerTask;
   state.group.pool().parallel_for(num_tasks, [&](int64_t task, int) {
     const int64_t end = std::min(plan.num_tokens, (task + 1) * kTokensPerTask);
     for (int64_t token = task * kTokensPerTask; token < end; ++token) {
-      push_token(state, plan, round, token, hidden.row(token));
+      push_token(state, plan, round, token, hidden.row(token), reuse);
     }
   });
-  round_traffic(plan, round, &state.send_rows, &state.recv_rows);
   state.raise(FlagKind::kRows, round, state.send_rows);
   state.step = Step::kDispatchIssued;
   return {};

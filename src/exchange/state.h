@@ -59,10 +59,12 @@ struct Exchange::State {
 
   // Scratch, grown once.
   std::vector<int64_t> own_counts;
-  std::vector<int64_t> send_rows, recv_rows;
+  std::vector<int64_t> send_rows, recv_rows, only_rows;
   std::vector<transport::WaitItem> waits;
-  AlignedBuffer returned;     // [T, K, H] results of a call of several rounds
-  AlignedBuffer accumulator;  // [threads, H] fp32
+  AlignedBuffer returned;  // [T, K, H] results of a call of several rounds
+  // [threads, 2, K]: a token's rows in combine, and the next token's.
+  std::vector<const std::byte*> row_addresses;
+  std::vector<float> row_weights;
 
   int rank() const { return group.rank(); }
   int num_ranks() const { return group.num_ranks(); }

@@ -32,6 +32,12 @@ struct WaitItem {
   uint64_t value = 0;
 };
 
+// When the receiver reads what a put brings: a hint, no promise.
+enum class Reuse {
+  kSoon,   // it may still find it in a cache
+  kLater,  // so much comes with it that no cache will hold it
+};
+
 class Endpoint {
  public:
   virtual ~Endpoint() = default;
@@ -57,7 +63,7 @@ class Endpoint {
   virtual void put(int peer, Window window, int64_t offset, const void* source, int64_t bytes) = 0;
   // One row to several places of the peer: it crosses the link once.
   virtual void put_multi(int peer, Window window, std::span<const int64_t> offsets,
-                         const void* source, int64_t bytes) = 0;
+                         const void* source, int64_t bytes, Reuse reuse) = 0;
   // Sets the peer's word at `offset` (multiple of 8) and wakes it. Release: pairs with the acquire
   // of wait_all, and publishes every earlier put to that peer.
   virtual void signal(int peer, Window window, int64_t offset, uint64_t value) = 0;

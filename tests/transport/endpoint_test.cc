@@ -97,7 +97,8 @@ TEST_P(BackendTest, SignalsPublishPuts) {
       for (int i = 0; i < num_ranks(); ++i) {
         const int peer = (self + i) % num_ranks();
         const int64_t places[] = {row_offset(self, 0), row_offset(self, 1)};
-        endpoint.put_multi(peer, window, places, row.data(), kRowBytes);
+        endpoint.put_multi(peer, window, places, row.data(), kRowBytes,
+                           round % 2 == 0 ? Reuse::kSoon : Reuse::kLater);
         testing::random_pause(rng);
         endpoint.put_signal(peer, window, row_offset(self, 2), row.data(), kRowBytes, self * 64,
                             static_cast<uint64_t>(round));
@@ -119,25 +120,26 @@ TEST_P(BackendTest, SignalsPublishPuts) {
 }
 
 TEST_P(BackendTest, PutsOfOddSizesTouchNothingElse) {
-  run([&](Endpoint& endpoint) {
-    constexpr int64_t kBytes = 40'000;
-    const Window window = endpoint.alloc(kBytes, ample()).value();
-    const int peer = (endpoint.rank() + 1) % num_ranks();
-    std::vector<std::byte> source(20'000, std::byte{0xAB});
-    for (const int64_t bytes : {0, 1, 7, 63, 8191, 8192, 8193, 16385}) {
-      const int64_t offsets[] = {3, 20'005};
-      endpoint.put_multi(peer, window, offsets, source.data(), bytes);
-      ASSERT_TRUE(endpoint.barrier(ample()).ok());
-      const std::byte* at = endpoint.local_ptr(window, 0);
-      for (int64_t i = 0; i < kBytes; ++i) {
-        const bool is_written = (i >= 3 && i < 3 + bytes) || (i >= 20'005 && i < 20'005 + bytes);
-        ASSERT_EQ(at[i], is_written ? std::byte{0xAB} : std::byte{0}) << bytes << " at " << i;
+  for (const Reuse reuse : {Reuse::kSoon, Reuse::kLater})
+    run([&](Endpoint& endpoint) {
+      constexpr int64_t kBytes = 40'000;
+      const Window window = endpoint.alloc(kBytes, ample()).value();
+      const int peer = (endpoint.rank() + 1) % num_ranks();
+      std::vector<std::byte> source(20'000, std::byte{0xAB});
+      for (const int64_t bytes : {0, 1, 7, 63, 8191, 8192, 8193, 16385}) {
+        const int64_t offsets[] = {3, 20'005};
+        endpoint.put_multi(peer, window, offsets, source.data(), bytes, reuse);
+        ASSERT_TRUE(endpoint.barrier(ample()).ok());
+        const std::byte* at = endpoint.local_ptr(window, 0);
+        for (int64_t i = 0; i < kBytes; ++i) {
+          const bool is_written = (i >= 3 && i < 3 + bytes) || (i >= 20'005 && i < 20'005 + bytes);
+          ASSERT_EQ(at[i], is_written ? std::byte{0xAB} : std::byte{0}) << bytes << " at " << i;
+        }
+        ASSERT_TRUE(endpoint.barrier(ample()).ok());
+        std::memset(endpoint.local_ptr(window, 0), 0, kBytes);
+        ASSERT_TRUE(endpoint.barrier(ample()).ok());
       }
-      ASSERT_TRUE(endpoint.barrier(ample()).ok());
-      std::memset(endpoint.local_ptr(window, 0), 0, kBytes);
-      ASSERT_TRUE(endpoint.barrier(ample()).ok());
-    }
-  });
+    });
 }
 
 TEST_P(BackendTest, PeersReadEachOthersRowsAfterABarrier) {

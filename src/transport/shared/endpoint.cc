@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "platform/copy.h"
 #include "platform/wait.h"
 #include "transport/describe.h"
 #include "transport/shared/page.h"
@@ -171,7 +172,7 @@ class SharedEndpoint final : public Endpoint {
   }
   void put(int peer, Window window, int64_t offset, const void* source, int64_t bytes) override;
   void put_multi(int peer, Window window, std::span<const int64_t> offsets, const void* source,
-                 int64_t bytes) override;
+                 int64_t bytes, Reuse reuse) override;
   void signal(int peer, Window window, int64_t offset, uint64_t value) override;
   Status wait_all(Window window, std::span<const WaitItem> items, platform::Deadline deadline,
                   std::string_view what) override;
@@ -433,15 +434,16 @@ void SharedEndpoint::put(int peer, Window window, int64_t offset, const void* so
 }
 
 void SharedEndpoint::put_multi(int peer, Window window, std::span<const int64_t> offsets,
-                               const void* source, int64_t bytes) {
+                               const void* source, int64_t bytes, Reuse reuse) {
   const auto* from = static_cast<const std::byte*>(source);
+  const platform::CopyBlock copy = platform::copy_block(reuse == Reuse::kLater);
   for (int64_t begin = 0; begin < bytes; begin += kBlockBytes) {
     const int64_t block = std::min(kBlockBytes, bytes - begin);
     for (const int64_t offset : offsets) {
-      std::memcpy(address(peer, window, offset + begin, block), from + begin,
-                  static_cast<size_t>(block));
+      copy(address(peer, window, offset + begin, block), from + begin, block);
     }
   }
+  if (reuse == Reuse::kLater) platform::finish_streaming();
 }
 
 void SharedEndpoint::signal(int peer, Window window, int64_t offset, uint64_t value) {

@@ -56,22 +56,22 @@ class SimEndpoint final : public Endpoint {
   }
 
   void put(int peer, Window window, int64_t offset, const void* source, int64_t bytes) override {
-    put_multi(peer, window, {&offset, 1}, source, bytes);
+    put_multi(peer, window, {&offset, 1}, source, bytes, Reuse::kSoon);
   }
   void put_multi(int peer, Window window, std::span<const int64_t> offsets, const void* source,
-                 int64_t bytes) override {
+                 int64_t bytes, Reuse reuse) override {
     const int64_t step = begin_step();
     if (courier_ == nullptr) {
-      inner_->put_multi(peer, window, offsets, source, bytes);
+      inner_->put_multi(peer, window, offsets, source, bytes, reuse);
       return;
     }
     const auto* const from = static_cast<const std::byte*>(source);
-    courier_->send(peer, delay_of(step),
-                   [this, peer, window, to = std::vector<int64_t>(offsets.begin(), offsets.end()),
-                    row = std::vector<std::byte>(from, from + bytes)] {
-                     inner_->put_multi(peer, window, to, row.data(),
-                                       static_cast<int64_t>(row.size()));
-                   });
+    courier_->send(
+        peer, delay_of(step),
+        [this, peer, window, reuse, to = std::vector<int64_t>(offsets.begin(), offsets.end()),
+         row = std::vector<std::byte>(from, from + bytes)] {
+          inner_->put_multi(peer, window, to, row.data(), static_cast<int64_t>(row.size()), reuse);
+        });
   }
   void signal(int peer, Window window, int64_t offset, uint64_t value) override {
     const int64_t step = begin_step();
