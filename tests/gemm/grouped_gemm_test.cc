@@ -17,7 +17,7 @@ using testing::GemmSpec;
 using testing::kAllValues;
 using testing::Values;
 
-constexpr Level kLevels[] = {Level::kReference, Level::kGeneric};
+const std::vector<Level> kLevels = testing::usable_levels();
 constexpr int64_t kRowTile = 32;  // the widest row block of a level
 constexpr int64_t kSizes[] = {1, 2, 3, 15, 16, 17, 31, 32, 33, 64, 130};
 
