@@ -103,7 +103,7 @@ TEST(GroupedGemm, ThreadsDoNotChangeBits) {
       SCOPED_TRACE(spec.text());
       const GemmCase gemm(spec);
       const std::vector<std::byte> want = gemm.expected();
-      for (const int threads : {1, 2, 3}) {
+      for (const int threads : {1, 2, 3, 4}) {
         auto pool = ThreadPool::create(threads);
         ASSERT_TRUE(pool.has_value());
         for (const Level level : kLevels)

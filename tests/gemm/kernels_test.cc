@@ -39,8 +39,12 @@ std::vector<Build> builds() {
 }
 
 // Rows in blocks as the kernel takes them.
+struct Fetch {
+  const std::byte* from = nullptr;
+  int64_t lines = 0;
+};
 std::vector<float> run_dot(const Dot& dot, const void* rows, int64_t row_bytes, int64_t num_rows,
-                           const PackedWeights& w) {
+                           const PackedWeights& w, const Fetch& fetch = {}) {
   const auto values = static_cast<size_t>(num_rows * kPanelColumns);
   const auto bytes = static_cast<int64_t>(values * sizeof(float));
   Result<AlignedBuffer> scratch = AlignedBuffer::allocate(bytes);
@@ -48,6 +52,8 @@ std::vector<float> run_dot(const Dot& dot, const void* rows, int64_t row_bytes, 
   args.row_stride_bytes = row_bytes;
   args.k = w.k();
   args.panel = w.panel(0, 0);
+  args.prefetch = fetch.from;
+  args.prefetch_lines = fetch.lines;
   for (int64_t first = 0; first < num_rows; first += dot.row_block) {
     args.rows = static_cast<const std::byte*>(rows) + first * row_bytes;
     args.num_rows = std::min(dot.row_block, num_rows - first);
@@ -138,6 +144,75 @@ TEST(Kernels, EveryBuildGivesTheTwinsBits) {
         expect_equal_to_twin(build.table->f32_f32, xf, wf, n, k,
                              [](F32Span a, F32Span b) { return numeric::dot_f32(a, b); });
         if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// A prefetch may point anywhere and changes nothing.
+TEST(Kernels, PrefetchesChangeNoBits) {
+  std::mt19937 rng(20240615);
+  constexpr int64_t kK = 65, kRows = 5;
+  const auto x = testing::random_bf16(rng, Values::kWide, kRows * kK);
+  const PackedWeights weights =
+      packed(DType::kBF16, testing::random_bf16(rng, Values::kWide, 32 * kK).data(), 32, kK);
+  for (const Build& build : builds()) {
+    for (const Dot& dot : {build.table->bf16_amx, build.table->bf16_vdpbf16}) {
+      const std::vector<float> want = run_dot(dot, x.data(), kK * 2, kRows, weights);
+      for (const int64_t lines : {1, 4, 16, 31, 32, 33}) {
+        for (const std::byte* from :
+             {weights.panel(0, 0), static_cast<const std::byte*>(nullptr)}) {
+          const std::vector<float> got =
+              run_dot(dot, x.data(), kK * 2, kRows, weights, {from, lines});
+          ASSERT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)), 0)
+              << build.name << " lines " << lines;
+        }
+      }
+    }
+  }
+}
+
+// Bit patterns of every exponent; gate and up meet NaN, Inf, denormals and results that round to them.
+std::vector<float> patterns_of_every_kind(std::mt19937& rng, size_t count) {
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; ++i) {
+    values[i] = std::bit_cast<float>(static_cast<uint32_t>(rng()));
+    if (i % 4 == 1) values[i] = std::bit_cast<float>(testing::random_bits(rng, Values::kSpecial));
+    // Where exp is neither 0 nor 1, and where it underflows.
+    if (i % 4 == 2) values[i] = static_cast<float>(static_cast<int32_t>(rng())) * 0x1p-24f;
+  }
+  return values;
+}
+
+TEST(Kernels, EveryStoreGivesTheBitsOfTheReference) {
+  constexpr uint32_t kSeed = 20240616;
+  SCOPED_TRACE("seed " + std::to_string(kSeed));
+  std::mt19937 rng(kSeed);
+  constexpr int64_t kRows = 7, kStride = 160;
+  using Member = StoreKernel KernelTable::*;
+  const std::pair<Member, int64_t> stores[] = {{&KernelTable::store_plain_bf16, 32},
+                                               {&KernelTable::store_plain_f32, 32},
+                                               {&KernelTable::store_gate_up_bf16, 16},
+                                               {&KernelTable::store_gate_up_f32, 16}};
+  for (int round = 0; round < 400; ++round) {
+    const std::vector<float> scratch = patterns_of_every_kind(rng, kRows * 32);
+    for (const auto& [store, most] : stores) {
+      StoreArgs args;
+      args.scratch = scratch.data();
+      args.num_rows = 1 + static_cast<int64_t>(rng()) % kRows;
+      args.num_columns = round % 2 == 0 ? most : 1 + static_cast<int64_t>(rng()) % most;
+      args.row_stride_bytes = kStride;
+      const auto run = [&](const KernelTable& table) {
+        std::vector<std::byte> out(kRows * kStride, std::byte{0xA5});
+        args.out = out.data();
+        const platform::ScopedFloatEnv keep(platform::Denormals::kKeep);
+        (table.*store)(args);
+        return out;
+      };
+      const std::vector<std::byte> want = run(reference_kernels());
+      for (const Build& build : builds()) {
+        ASSERT_TRUE(run(*build.table) == want)
+            << build.name << " columns " << args.num_columns << " round " << round;
       }
     }
   }
