@@ -38,6 +38,7 @@ struct PairRows {
 
 template <int kRows, int kVectors>
 struct NativeStep {
+  static constexpr int kUnroll = 16;
   const BlockArgs& at;
   Vec::F (&acc)[kRows][kVectors];
 

@@ -93,6 +93,8 @@ struct Ahead {
   }
 };
 
+using NoPrefetch = Ahead<0>;
+
 constexpr int kTileVectors = static_cast<int>(kTileColumns) / Vec::kLanes;
 
 // Bytes from the first column to vector `v` of columns, at one k-pair of bf16 or one k of fp32.
@@ -131,22 +133,29 @@ ARGOSY_KERNEL_INLINE void pair_step(const float* x, const std::byte* pair, int f
   }
 }
 
-// Runs step<first vector, count>(pair) over the pairs of a block. Few rows walk one tile after the other,
-// so that weights are read in the order of memory: what the hardware's own prefetch follows best.
+// Steps `pair` + 0, 1, .. of a block, unrolled by name: GCC would not, and the loop's own work costs up
+// to a tenth.
+template <int kFirst, int kCount, typename Step, typename Ahead, int... kAt>
+ARGOSY_KERNEL_INLINE void run_pairs(const Step& step, const Ahead& ahead, int pair,
+                                    std::integer_sequence<int, kAt...>) {
+  ((ahead.step(pair + kAt), step.template run<kFirst, kCount>(pair + kAt)), ...);
+}
+
+// All pairs of a block. Few rows walk one tile after the other, so that weights are read in the order
+// of memory: what the hardware's own prefetch follows best.
 template <bool kTileByTile, int kVectors, typename Step, typename Ahead>
 ARGOSY_KERNEL_INLINE void for_each_pair(const Step& step, const Ahead& ahead) {
+  using Unrolled = std::make_integer_sequence<int, Step::kUnroll>;
   if constexpr (kTileByTile && kVectors > kTileVectors) {
-    for (int pair = 0; pair < kBlockK / 2; ++pair) {
-      ahead.step(pair);
-      step.template run<0, kTileVectors>(pair);
+    for (int pair = 0; pair < kBlockSteps; pair += Step::kUnroll) {
+      run_pairs<0, kTileVectors>(step, ahead, pair, Unrolled());
     }
-    for (int pair = 0; pair < kBlockK / 2; ++pair) {
-      step.template run<kTileVectors, kTileVectors>(pair);
+    for (int pair = 0; pair < kBlockSteps; pair += Step::kUnroll) {
+      run_pairs<kTileVectors, kTileVectors>(step, NoPrefetch{nullptr}, pair, Unrolled());
     }
   } else {
-    for (int pair = 0; pair < kBlockK / 2; ++pair) {
-      ahead.step(pair);
-      step.template run<0, kVectors>(pair);
+    for (int pair = 0; pair < kBlockSteps; pair += Step::kUnroll) {
+      run_pairs<0, kVectors>(step, ahead, pair, Unrolled());
     }
   }
 }
@@ -160,6 +169,7 @@ struct BlockArgs {
 
 template <bool kOddFirst, typename Rows, int kRows, int kVectors>
 struct PairStep {
+  static constexpr int kUnroll = 4;
   const BlockArgs& at;
   Vec::F (&even)[kRows][kVectors];
   Vec::F (&odd)[kRows][kVectors];
@@ -187,6 +197,26 @@ struct PairOrder {
   }
 };
 
+template <int kRows, int kVectors>
+struct F32Step {
+  static constexpr int kUnroll = 4;
+  const BlockArgs& at;
+  Vec::F (&acc)[kRows][kVectors];
+
+  template <int kFirst, int kCount>
+  ARGOSY_KERNEL_INLINE void run(int pair) const {
+    for (int k = 2 * pair; k < 2 * pair + 2; ++k) {
+      const std::byte* row = at.w + int64_t{k} * kPanelColumns * 4;
+      Vec::F w[kCount];
+      for (int c = 0; c < kCount; ++c) {
+        const std::byte* from = row + f32_vector_offset(at.first_vector + kFirst + c);
+        w[c] = Vec::load(reinterpret_cast<const float*>(from));
+      }
+      fma_step<kFirst, kCount>(at.x + k, w, acc);
+    }
+  }
+};
+
 struct F32Order {
   using Rows = F32Rows;
   static constexpr int kChains = 1;
@@ -195,16 +225,8 @@ struct F32Order {
   template <int kRows, int kVectors, typename Ahead>
   ARGOSY_KERNEL_INLINE static void block(const BlockArgs& at, const Ahead& ahead,
                                          Vec::F (&acc)[kRows][kVectors]) {
-    for (int k = 0; k < kBlockK; ++k) {
-      if (k % 2 == 0) ahead.step(k / 2);
-      Vec::F columns[kVectors];
-      for (int c = 0; c < kVectors; ++c) {
-        const std::byte* from =
-            at.w + k * kPanelColumns * 4 + f32_vector_offset(at.first_vector + c);
-        columns[c] = Vec::load(reinterpret_cast<const float*>(from));
-      }
-      fma_step<0, kVectors>(at.x + k, columns, acc);
-    }
+    const F32Step<kRows, kVectors> step{at, acc};
+    for_each_pair<false, kVectors>(step, ahead);
   }
 };
 
