@@ -15,24 +15,29 @@
 namespace argosy {
 namespace gemm {
 
-Result<const KernelTable*> kernels_for(Level level) {
-  ARGOSY_RETURN_IF_ERROR(resolve_level(level).error());
+const KernelTable& kernels_of(Level level) {
   switch (level) {
     case Level::kReference:
-      return &reference_kernels();
-    case Level::kAvx2:
-      return &avx2_kernels();
-    case Level::kAvx512:
-      return &avx512_kernels();
-    case Level::kAvx512Bf16:
-      return &avx512_bf16_kernels();
-    case Level::kAmx:
-      return &amx_kernels();
+      return reference_kernels();
     case Level::kGeneric:
-      break;
+      return generic_kernels();
+    case Level::kAvx2:
+      return avx2_kernels();
+    case Level::kAvx512:
+      return avx512_kernels();
+    case Level::kAvx512Bf16:
+      return avx512_bf16_kernels();
+    case Level::kAmx:
+      return amx_kernels();
   }
+  return reference_kernels();
+}
+
+Result<const KernelTable*> kernels_for(Level level) {
+  ARGOSY_RETURN_IF_ERROR(resolve_level(level).error());
   ARGOSY_ASSIGN_OR_RETURN(const CpuInfo* info, cpu_info());
-  return info->has(Level::kAvx2) ? &generic_fma_kernels() : &generic_kernels();
+  if (level == Level::kGeneric && info->has(Level::kAvx2)) return &generic_fma_kernels();
+  return &kernels_of(level);
 }
 
 namespace {
@@ -149,7 +154,7 @@ struct Work {
   TensorView out;
   Dot dot;
   StoreKernel store = nullptr;
-  Heuristics heuristics;
+  GemmHeuristics heuristics;
 };
 
 // What a block of rows fetches ahead while it goes over a panel.

@@ -69,6 +69,9 @@ const KernelTable& avx512_kernels();
 const KernelTable& avx512_bf16_kernels();
 const KernelTable& amx_kernels();
 
+// The table of `level`, whatever this CPU has; generic is the build without FMA.
+const KernelTable& kernels_of(Level level);
+
 // The table that runs at `level`. Errors: those of resolve_level.
 Result<const KernelTable*> kernels_for(Level level);
 

@@ -10,6 +10,7 @@
 
 #include "argosy/cpu.h"
 #include "gemm/heuristics.h"
+#include "gemm/kernels.h"
 
 namespace argosy::gemm {
 namespace {
@@ -129,7 +130,7 @@ TEST(Tiles, CountsAndPlacesAreExactBeyond32Bits) {
 }
 
 TEST(Heuristics, ATileIsWholeRowBlocksThatFit) {
-  const Heuristics some{.tile_rows = 96, .tile_bytes = 512 * 1024};
+  const GemmHeuristics some{.tile_rows = 96, .tile_bytes = 512 * 1024};
   EXPECT_EQ(tile_rows_for(some, 4096, 12), 96);
   EXPECT_EQ(tile_rows_for(some, 4096, 7), 91);
   EXPECT_EQ(tile_rows_for(some, 14336, 12), 36);
@@ -139,18 +140,21 @@ TEST(Heuristics, ATileIsWholeRowBlocksThatFit) {
 }
 
 TEST(Heuristics, TheTableHasEveryBuiltLevel) {
-  const std::vector<HeuristicsRow> table = heuristics_table();
+  const std::vector<GemmHeuristics> table = gemm_heuristics();
   ASSERT_EQ(table.size(), built_levels().size());
   for (size_t i = 0; i < table.size(); ++i) {
     EXPECT_EQ(table[i].level, built_levels()[i]);
-    const Heuristics& used = heuristics_for(table[i].level);
-    EXPECT_EQ(table[i].heuristics.tile_rows, used.tile_rows);
+    const GemmHeuristics& used = heuristics_for(table[i].level);
+    EXPECT_EQ(used.level, table[i].level);
+    EXPECT_EQ(table[i].tile_rows, used.tile_rows);
     EXPECT_GE(used.tile_rows, 1);
     EXPECT_GE(used.tile_bytes, 1);
     EXPECT_GE(used.tasks_per_thread, 1);
-    EXPECT_GE(table[i].row_block_amx, 1);
-    EXPECT_GE(table[i].row_block_vdpbf16, 1);
-    EXPECT_GE(table[i].row_block_f32, 1);
+    for (const int64_t rows :
+         {table[i].row_block_amx, table[i].row_block_vdpbf16, table[i].row_block_f32}) {
+      EXPECT_GE(rows, 1);
+      EXPECT_LE(rows, kMaxRowBlock);
+    }
   }
 }
 
