@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "argosy/cpu.h"
 #include "argosy/status.h"
@@ -87,5 +88,29 @@ struct RaggedRows {
 // kUnsupported for a level this build or CPU lacks. Blocks: no. Allocates: never (but for messages).
 Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
                     const TensorView& out);
+
+// What steers a level: speed only, never bits. For reports.
+struct GemmHeuristics {
+  Level level = Level::kReference;
+  // A task is at most `tile_rows` rows, and at most `tile_bytes` of them (but one row block): they stay in
+  // L2 beside two panels of weights. With several threads there are at least `tasks_per_thread` for each,
+  // as far as panels allow it.
+  int64_t tile_rows = 0;
+  int64_t tile_bytes = 0;
+  int64_t tasks_per_thread = 0;
+  // A task of at most `few_rows` rows goes over each panel once: from `ahead_from_rows` rows on it
+  // prefetches `ahead_bytes` before its reads (below, the hardware alone keeps up). A task of more rows
+  // prefetches the next panel while its rows go by.
+  int64_t few_rows = 0;
+  int64_t ahead_from_rows = 0;
+  int64_t ahead_bytes = 0;
+  // Rows that one pass over a panel takes at most: bf16 rows in each dot order, fp32 rows.
+  int64_t row_block_amx = 0;
+  int64_t row_block_vdpbf16 = 0;
+  int64_t row_block_f32 = 0;
+};
+
+// One row per level, rising, also for levels that this CPU lacks.
+std::vector<GemmHeuristics> gemm_heuristics();
 
 }  // namespace argosy

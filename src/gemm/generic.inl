@@ -132,13 +132,13 @@ ARGOSY_KERNEL_TARGET void dot(const DotArgs& args) {
   for (; row < args.num_rows; ++row) dot_rows<Order, 1>(args, row);
 }
 
-// Row tiles: as many fp32 chains as hide the FMA latency and fit 16 vector registers of 8.
+// Row tiles (second argument): as many fp32 chains as hide the FMA latency and fit 16 vector registers of 8.
+constexpr int64_t kRowBlock = 32;
 constexpr KernelTable kTable{
-    .row_block = 32,
-    .dot_bf16_amx = dot<AmxOrder, 2>,
-    .dot_bf16_vdpbf16 = dot<PairOrder<BFloat16, true>, 4>,
-    .dot_f32_bf16 = dot<PairOrder<float, false>, 4>,
-    .dot_f32_f32 = dot<F32Order, 4>,
+    .bf16_amx = {dot<AmxOrder, 2>, kRowBlock},
+    .bf16_vdpbf16 = {dot<PairOrder<BFloat16, true>, 4>, kRowBlock},
+    .f32_bf16 = {dot<PairOrder<float, false>, 4>, kRowBlock},
+    .f32_f32 = {dot<F32Order, 4>, kRowBlock},
     .store_plain_bf16 = store_plain<BFloat16>,
     .store_plain_f32 = store_plain<float>,
     .store_gate_up_bf16 = store_gate_up<BFloat16>,

@@ -1,42 +1,46 @@
-// The driver of the grouped GEMM: checks every argument first, then runs tasks = (group, block of
-// rows, range of panels). Tasks write disjoint outputs and no sum crosses a task, so bits do not
-// depend on threads. Nothing is allocated: a task finds its place by walking the group sizes. Test:
-// tests/gemm/.
+// The driver of the grouped GEMM: checks every argument first, then the threads take tasks = (group,
+// tile of rows, range of panels) from one counter. Tasks write disjoint outputs and no sum crosses a
+// task, so bits do not depend on threads. Nothing is allocated. Test: tests/gemm/.
 #include <algorithm>
+#include <atomic>
 
 #include "argosy/gemm.h"
 #include "base/error.h"
+#include "gemm/heuristics.h"
 #include "gemm/kernels.h"
 #include "gemm/packed_layout.h"
+#include "gemm/tiles.h"
 #include "platform/float_env.h"
 
 namespace argosy {
 namespace gemm {
 
+const KernelTable& kernels_of(Level level) {
+  switch (level) {
+    case Level::kReference:
+      return reference_kernels();
+    case Level::kGeneric:
+      return generic_kernels();
+    case Level::kAvx2:
+      return avx2_kernels();
+    case Level::kAvx512:
+      return avx512_kernels();
+    case Level::kAvx512Bf16:
+      return avx512_bf16_kernels();
+    case Level::kAmx:
+      return amx_kernels();
+  }
+  return reference_kernels();
+}
+
 Result<const KernelTable*> kernels_for(Level level) {
   ARGOSY_RETURN_IF_ERROR(resolve_level(level).error());
-  if (level == Level::kReference) return &reference_kernels();
   ARGOSY_ASSIGN_OR_RETURN(const CpuInfo* info, cpu_info());
-  return info->has(Level::kAvx2) ? &generic_fma_kernels() : &generic_kernels();
+  if (level == Level::kGeneric && info->has(Level::kAvx2)) return &generic_fma_kernels();
+  return &kernels_of(level);
 }
 
 namespace {
-
-constexpr int64_t kTasksPerThread = 4;
-
-int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b == 0 ? 0 : 1); }
-
-// What every task needs.
-struct Work {
-  const RaggedRows* x = nullptr;
-  const PackedWeights* w = nullptr;
-  TensorView out;
-  DotKernel dot = nullptr;
-  StoreKernel store = nullptr;
-  int64_t row_block = 0;
-  int64_t panels_per_task = 0;
-  int64_t chunks_per_block = 0;
-};
 
 Status check_matrix(const char* name, const ConstTensorView& view, int64_t columns) {
   if (view.num_dims != 2) return base::invalid("{} is {}, not a matrix", name, describe(view));
@@ -131,69 +135,101 @@ Status check_weights(const GemmOptions& options, DType rows, const PackedWeights
   return {};
 }
 
-DotKernel dot_kernel(const KernelTable& table, DType rows, DType weights, DotOrder order) {
-  if (rows == DType::kF32) {
-    return weights == DType::kF32 ? table.dot_f32_f32 : table.dot_f32_bf16;
-  }
-  return order == DotOrder::kAmx ? table.dot_bf16_amx : table.dot_bf16_vdpbf16;
+Dot dot_of(const KernelTable& table, DType rows, DType weights, DotOrder order) {
+  if (rows == DType::kF32) return weights == DType::kF32 ? table.f32_f32 : table.f32_bf16;
+  return order == DotOrder::kAmx ? table.bf16_amx : table.bf16_vdpbf16;
 }
 
-StoreKernel store_kernel(const KernelTable& table, DType out, PackedWeights::Kind kind) {
+StoreKernel store_of(const KernelTable& table, DType out, PackedWeights::Kind kind) {
   if (kind == PackedWeights::Kind::kPlain) {
     return out == DType::kF32 ? table.store_plain_f32 : table.store_plain_bf16;
   }
   return out == DType::kF32 ? table.store_gate_up_f32 : table.store_gate_up_bf16;
 }
 
-// One block of rows of one group by one panel.
-void run_block(const Work& work, int64_t group, int64_t first_row, int64_t num_rows,
-               int64_t panel) {
-  alignas(64) float scratch[kMaxRowBlock * kPanelColumns];
+// What every task needs.
+struct Work {
+  const RaggedRows* x = nullptr;
+  const PackedWeights* w = nullptr;
+  TensorView out;
+  Dot dot;
+  StoreKernel store = nullptr;
+  GemmHeuristics heuristics;
+};
+
+// What a block of rows fetches ahead while it goes over a panel.
+struct Prefetch {
+  const std::byte* from = nullptr;
+  int64_t lines_per_block = 0;
+};
+
+// Few rows: the same panels, some way ahead. Else part `at` of `parts` of the next panel.
+Prefetch prefetch_of(const Work& work, const Tile& tile, int64_t panel, int64_t parts, int64_t at) {
+  constexpr int64_t kLineBytes = 64;
+  const int64_t k_blocks = work.w->padded_k() / kBlockK;
+  const int64_t lines = work.w->panel_bytes() / k_blocks / kLineBytes;
+  const std::byte* current = work.w->panel(tile.group, panel);
+  if (tile.rows.count <= work.heuristics.few_rows) {
+    if (tile.rows.count < work.heuristics.ahead_from_rows) return {};
+    return {current + work.heuristics.ahead_bytes, lines};
+  }
+  if (panel + 1 == tile.panels.first + tile.panels.count) return {};
+  const int64_t lines_per_block = ceil_div(lines, parts);
+  return {current + work.w->panel_bytes() + at * lines_per_block * kLineBytes * k_blocks,
+          lines_per_block};
+}
+
+// One panel by all rows of the tile.
+void run_panel(const Work& work, const Tile& tile, int64_t panel, float* scratch) {
   const ConstTensorView& rows = work.x->rows;
   const int64_t element = size_of(rows.dtype);
   const bool gate_up = work.w->kind() == PackedWeights::Kind::kGateUp;
   const int64_t panel_width = gate_up ? kTileColumns : kPanelColumns;
   const int64_t first_column = panel * panel_width;
+  const int64_t group_row = work.x->offsets[static_cast<size_t>(tile.group)] + tile.rows.first;
+  const int64_t blocks = ceil_div(tile.rows.count, work.dot.row_block);
 
-  const DotArgs dot_args{
-      .rows = rows.data + row_offset(first_row, rows.stride(0)) * element,
-      .row_stride_bytes = rows.stride(0) * element,
-      .num_rows = num_rows,
-      .k = work.w->k(),
-      .panel = work.w->panel(group, panel),
-      .scratch = scratch,
-  };
-  {
-    const platform::ScopedFloatEnv env(platform::Denormals::kFlush);
-    work.dot(dot_args);
+  for (int64_t block = 0; block < blocks; ++block) {
+    const Part part = part_of(tile.rows.count, blocks, block);
+    const int64_t first_row = group_row + part.first;
+    const Prefetch prefetch = prefetch_of(work, tile, panel, blocks, block);
+    const DotArgs dot_args{
+        .rows = rows.data + row_offset(first_row, rows.stride(0)) * element,
+        .row_stride_bytes = rows.stride(0) * element,
+        .num_rows = part.count,
+        .k = work.w->k(),
+        .panel = work.w->panel(tile.group, panel),
+        .scratch = scratch,
+        .prefetch = prefetch.from,
+        .prefetch_lines = prefetch.lines_per_block,
+    };
+    {
+      const platform::ScopedFloatEnv env(platform::Denormals::kFlush);
+      work.dot.run(dot_args);
+    }
+    const StoreArgs store_args{
+        .scratch = scratch,
+        .num_rows = part.count,
+        .num_columns = std::min(panel_width, work.w->n() - first_column),
+        .out = work.out.data + (row_offset(first_row, work.out.stride(0)) + first_column) * element,
+        .row_stride_bytes = work.out.stride(0) * element,
+    };
+    const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+    work.store(store_args);
   }
-  const StoreArgs store_args{
-      .scratch = scratch,
-      .num_rows = num_rows,
-      .num_columns = std::min(panel_width, work.w->n() - first_column),
-      .out = work.out.data + (row_offset(first_row, work.out.stride(0)) + first_column) * element,
-      .row_stride_bytes = work.out.stride(0) * element,
-  };
-  const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
-  work.store(store_args);
 }
 
-void run_task(const Work& work, int64_t task) {
-  const int64_t chunk = task % work.chunks_per_block;
-  int64_t block = task / work.chunks_per_block;
-  int64_t group = 0;
-  for (;; ++group) {
-    const int64_t blocks = ceil_div(work.x->sizes[static_cast<size_t>(group)], work.row_block);
-    if (block < blocks) break;
-    block -= blocks;
-  }
-  const auto at = static_cast<size_t>(group);
-  const int64_t done = block * work.row_block;
-  const int64_t num_rows = std::min(work.row_block, work.x->sizes[at] - done);
-  const int64_t first_panel = chunk * work.panels_per_task;
-  const int64_t last_panel = std::min(first_panel + work.panels_per_task, work.w->num_panels());
-  for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-    run_block(work, group, work.x->offsets[at] + done, num_rows, panel);
+// Takes tasks until there are none left.
+void run_tasks(const Work& work, const Tiles& tiles, std::atomic<int64_t>* next_task) {
+  alignas(64) float scratch[kMaxRowBlock * kPanelColumns];
+  Tiles::Cursor cursor;
+  // Relaxed: the counter only hands out numbers; parallel_for publishes the rest.
+  for (int64_t task = next_task->fetch_add(1, std::memory_order_relaxed); task < tiles.num_tasks();
+       task = next_task->fetch_add(1, std::memory_order_relaxed)) {
+    const Tile tile = tiles.at(task, &cursor);
+    for (int64_t panel = 0; panel < tile.panels.count; ++panel) {
+      run_panel(work, tile, tile.panels.first + panel, scratch);
+    }
   }
 }
 
@@ -209,29 +245,28 @@ Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const Packe
   ARGOSY_RETURN_IF_ERROR(gemm::check_output(x.rows, out));
   ARGOSY_RETURN_IF_ERROR(gemm::check_groups(x, w.num_groups()));
 
-  int64_t num_blocks = 0;
-  for (const int64_t size : x.sizes) num_blocks += gemm::ceil_div(size, table->row_block);
-  if (num_blocks == 0) return {};
-
-  const int64_t threads = options.pool == nullptr ? 1 : options.pool->num_threads();
-  const int64_t wanted_chunks =
-      threads == 1 ? 1 : gemm::ceil_div(gemm::kTasksPerThread * threads, num_blocks);
   gemm::Work work;
   work.x = &x;
   work.w = &w;
   work.out = out;
-  work.dot = gemm::dot_kernel(*table, x.rows.dtype, w.dtype(), options.dot_order);
-  work.store = gemm::store_kernel(*table, out.dtype, w.kind());
-  work.row_block = table->row_block;
-  work.panels_per_task = gemm::ceil_div(w.num_panels(), std::min(wanted_chunks, w.num_panels()));
-  work.chunks_per_block = gemm::ceil_div(w.num_panels(), work.panels_per_task);
+  work.dot = gemm::dot_of(*table, x.rows.dtype, w.dtype(), options.dot_order);
+  work.store = gemm::store_of(*table, out.dtype, w.kind());
+  work.heuristics = gemm::heuristics_for(options.level);
 
-  const int64_t num_tasks = num_blocks * work.chunks_per_block;
-  if (options.pool == nullptr) {
-    for (int64_t task = 0; task < num_tasks; ++task) gemm::run_task(work, task);
+  const int64_t threads = options.pool == nullptr ? 1 : options.pool->num_threads();
+  const gemm::Tiles tiles(
+      x.sizes, {.tile_rows = gemm::tile_rows_for(work.heuristics, w.k() * size_of(x.rows.dtype),
+                                                 work.dot.row_block),
+                .num_panels = w.num_panels(),
+                .num_threads = threads,
+                .tasks_per_thread = work.heuristics.tasks_per_thread});
+  std::atomic<int64_t> next_task{0};
+  const int64_t workers = std::min(threads, tiles.num_tasks());
+  if (workers <= 1) {
+    gemm::run_tasks(work, tiles, &next_task);
   } else {
-    options.pool->parallel_for(num_tasks,
-                               [&work](int64_t task, int) { gemm::run_task(work, task); });
+    options.pool->parallel_for(workers,
+                               [&](int64_t, int) { gemm::run_tasks(work, tiles, &next_task); });
   }
   return {};
 }

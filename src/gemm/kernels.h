@@ -2,7 +2,7 @@
 //
 // A level is one file that fills one table; the driver knows nothing else of it. The driver calls
 // `dot` with denormals flushed and `store` with denormals kept, each through its pointer, so that
-// no compiler can move arithmetic across the change. Test: tests/gemm/grouped_gemm_test.cc.
+// no compiler can move arithmetic across the change. Test: tests/gemm/kernels_test.cc.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace argosy::gemm {
 
-// Largest KernelTable::row_block; the driver's scratch on the stack is this many rows of 32 fp32.
-inline constexpr int64_t kMaxRowBlock = 64;
+// Largest Dot::row_block; the driver's scratch on the stack is this many rows of 32 fp32.
+inline constexpr int64_t kMaxRowBlock = 256;
 
 // scratch[r][0..31] = row r . the 32 columns of `panel`, finished by + 0.
 struct DotArgs {
@@ -24,8 +24,17 @@ struct DotArgs {
   int64_t k = 0;
   const std::byte* panel = nullptr;
   float* scratch = nullptr;  // 64-byte aligned, [num_rows][32]
+  // Where to prefetch to L2 while computing: this many lines of 64 bytes per block of 32 k, one
+  // after the other. Any address will do: a prefetch cannot fault.
+  const std::byte* prefetch = nullptr;
+  int64_t prefetch_lines = 0;
 };
 using DotKernel = void (*)(const DotArgs& args);
+
+struct Dot {
+  DotKernel run = nullptr;
+  int64_t row_block = 0;  // rows a call takes at most
+};
 
 // Columns [0, num_columns) of the finished products, through the activation, to the output rows.
 // gate_up: column c of the output is silu(scratch[c]) * scratch[16 + c].
@@ -39,22 +48,29 @@ struct StoreArgs {
 using StoreKernel = void (*)(const StoreArgs& args);
 
 struct KernelTable {
-  int64_t row_block = 0;  // rows a call of `dot` takes at most
   // Rows and weights: bf16 and bf16 in two orders, fp32 and bf16, fp32 and fp32.
-  DotKernel dot_bf16_amx = nullptr;
-  DotKernel dot_bf16_vdpbf16 = nullptr;
-  DotKernel dot_f32_bf16 = nullptr;
-  DotKernel dot_f32_f32 = nullptr;
+  Dot bf16_amx;
+  Dot bf16_vdpbf16;
+  Dot f32_bf16;
+  Dot f32_f32;
   StoreKernel store_plain_bf16 = nullptr;
   StoreKernel store_plain_f32 = nullptr;
   StoreKernel store_gate_up_bf16 = nullptr;
   StoreKernel store_gate_up_f32 = nullptr;
 };
 
-// One per level; generic has two builds of the same source, chosen by what the CPU has.
+// One per level; generic has two builds of the same source, chosen by what the CPU has. All but
+// reference and generic need their level's instructions.
 const KernelTable& reference_kernels();
 const KernelTable& generic_kernels();
 const KernelTable& generic_fma_kernels();  // needs Level::kAvx2
+const KernelTable& avx2_kernels();
+const KernelTable& avx512_kernels();
+const KernelTable& avx512_bf16_kernels();
+const KernelTable& amx_kernels();
+
+// The table of `level`, whatever this CPU has; generic is the build without FMA.
+const KernelTable& kernels_of(Level level);
 
 // The table that runs at `level`. Errors: those of resolve_level.
 Result<const KernelTable*> kernels_for(Level level);

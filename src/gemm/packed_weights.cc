@@ -6,6 +6,7 @@
 #include "argosy/gemm.h"
 #include "base/error.h"
 #include "gemm/packed_layout.h"
+#include "platform/memory.h"
 
 namespace argosy {
 namespace gemm {
@@ -113,6 +114,7 @@ Result<PackedWeights> PackedWeights::create(Kind kind, DType dtype, int64_t num_
   PackedWeights weights;
   ARGOSY_ASSIGN_OR_RETURN(weights.data_, AlignedBuffer::allocate(shape.total_bytes));
   if (shape.total_bytes > 0) {
+    platform::prefer_huge_pages(weights.data_.data(), shape.total_bytes);
     std::memset(weights.data_.data(), 0, static_cast<size_t>(shape.total_bytes));
   }
   weights.kind_ = kind;

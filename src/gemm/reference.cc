@@ -25,6 +25,8 @@ float column_element(const float*, const std::byte* panel, int64_t k, int64_t co
   return f32_at(panel, k, column);
 }
 
+constexpr int64_t kRowBlock = 16;
+
 enum class Order { kAmx, kVdpbf16, kF32 };
 
 template <typename X, typename W, Order order>
@@ -48,11 +50,10 @@ void dot(const DotArgs& args) {
 
 const KernelTable& reference_kernels() {
   static constexpr KernelTable kTable{
-      .row_block = 16,
-      .dot_bf16_amx = dot<BFloat16, BFloat16, Order::kAmx>,
-      .dot_bf16_vdpbf16 = dot<BFloat16, BFloat16, Order::kVdpbf16>,
-      .dot_f32_bf16 = dot<float, BFloat16, Order::kF32>,
-      .dot_f32_f32 = dot<float, float, Order::kF32>,
+      .bf16_amx = {dot<BFloat16, BFloat16, Order::kAmx>, kRowBlock},
+      .bf16_vdpbf16 = {dot<BFloat16, BFloat16, Order::kVdpbf16>, kRowBlock},
+      .f32_bf16 = {dot<float, BFloat16, Order::kF32>, kRowBlock},
+      .f32_f32 = {dot<float, float, Order::kF32>, kRowBlock},
       .store_plain_bf16 = store_plain<BFloat16>,
       .store_plain_f32 = store_plain<float>,
       .store_gate_up_bf16 = store_gate_up<BFloat16>,

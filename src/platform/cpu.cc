@@ -53,7 +53,8 @@ Result<const CpuInfo*> cpu_info() {
 }
 
 const std::vector<Level>& built_levels() {
-  static const std::vector<Level> levels = {Level::kReference, Level::kGeneric};
+  static const std::vector<Level> levels = {Level::kReference, Level::kGeneric,    Level::kAvx2,
+                                            Level::kAvx512,    Level::kAvx512Bf16, Level::kAmx};
   return levels;
 }
 

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdint>
 
 #include "base/error.h"
 
@@ -30,6 +31,15 @@ Result<MappedMemory> MappedMemory::map(int64_t bytes) {
 
 MappedMemory::~MappedMemory() {
   if (data_ != nullptr) munmap(data_, mapped_bytes(size_bytes_));
+}
+
+void prefer_huge_pages(std::byte* data, int64_t bytes) {
+  constexpr uintptr_t kPage = 4096, kHugePage = uintptr_t{1} << 21;
+  const auto begin = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
+  const auto end =
+      (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes)) / kPage * kPage;
+  if (end < begin + kHugePage) return;
+  madvise(data + (begin - reinterpret_cast<uintptr_t>(data)), end - begin, MADV_HUGEPAGE);
 }
 
 }  // namespace argosy::platform

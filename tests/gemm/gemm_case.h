@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "argosy/cpu.h"
 #include "argosy/gemm.h"
 #include "numeric/dot.h"
 #include "numeric/elementary.h"
@@ -40,6 +41,15 @@ namespace argosy::testing {
 // Random in [0, bound).
 inline int64_t below(std::mt19937& rng, int64_t bound) {
   return static_cast<int64_t>(rng() % static_cast<uint64_t>(bound));
+}
+
+// Every level that this CPU and this build have.
+inline std::vector<Level> usable_levels() {
+  std::vector<Level> levels;
+  for (const Level level : built_levels()) {
+    if (resolve_level(level).has_value()) levels.push_back(level);
+  }
+  return levels;
 }
 
 inline constexpr uint8_t kPoison = 0xFF;  // as bf16 and fp32: NaN

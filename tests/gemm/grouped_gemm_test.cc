@@ -17,7 +17,7 @@ using testing::GemmSpec;
 using testing::kAllValues;
 using testing::Values;
 
-constexpr Level kLevels[] = {Level::kReference, Level::kGeneric};
+const std::vector<Level> kLevels = testing::usable_levels();
 constexpr int64_t kRowTile = 32;  // the widest row block of a level
 constexpr int64_t kSizes[] = {1, 2, 3, 15, 16, 17, 31, 32, 33, 64, 130};
 
@@ -103,7 +103,7 @@ TEST(GroupedGemm, ThreadsDoNotChangeBits) {
       SCOPED_TRACE(spec.text());
       const GemmCase gemm(spec);
       const std::vector<std::byte> want = gemm.expected();
-      for (const int threads : {1, 2, 3}) {
+      for (const int threads : {1, 2, 3, 4}) {
         auto pool = ThreadPool::create(threads);
         ASSERT_TRUE(pool.has_value());
         for (const Level level : kLevels)

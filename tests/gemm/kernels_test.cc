@@ -27,25 +27,39 @@ struct Build {
 
 std::vector<Build> builds() {
   std::vector<Build> all = {{"reference", &reference_kernels()}, {"generic", &generic_kernels()}};
-  if ((*cpu_info())->has(Level::kAvx2)) all.push_back({"generic_fma", &generic_fma_kernels()});
+  const auto add = [&all](Level needed, const char* name, const KernelTable& table) {
+    if ((*cpu_info())->has(needed)) all.push_back({name, &table});
+  };
+  add(Level::kAvx2, "generic_fma", generic_fma_kernels());
+  add(Level::kAvx2, "avx2", avx2_kernels());
+  add(Level::kAvx512, "avx512", avx512_kernels());
+  add(Level::kAvx512Bf16, "avx512_bf16", avx512_bf16_kernels());
+  add(Level::kAmx, "amx", amx_kernels());
   return all;
 }
 
-std::vector<float> run_dot(DotKernel dot, const void* rows, int64_t row_bytes, int64_t num_rows,
-                           const PackedWeights& w) {
+// Rows in blocks as the kernel takes them.
+struct Fetch {
+  const std::byte* from = nullptr;
+  int64_t lines = 0;
+};
+std::vector<float> run_dot(const Dot& dot, const void* rows, int64_t row_bytes, int64_t num_rows,
+                           const PackedWeights& w, const Fetch& fetch = {}) {
   const auto values = static_cast<size_t>(num_rows * kPanelColumns);
   const auto bytes = static_cast<int64_t>(values * sizeof(float));
   Result<AlignedBuffer> scratch = AlignedBuffer::allocate(bytes);
   DotArgs args;
-  args.rows = static_cast<const std::byte*>(rows);
   args.row_stride_bytes = row_bytes;
-  args.num_rows = num_rows;
   args.k = w.k();
   args.panel = w.panel(0, 0);
-  args.scratch = reinterpret_cast<float*>(scratch->data());
-  {
+  args.prefetch = fetch.from;
+  args.prefetch_lines = fetch.lines;
+  for (int64_t first = 0; first < num_rows; first += dot.row_block) {
+    args.rows = static_cast<const std::byte*>(rows) + first * row_bytes;
+    args.num_rows = std::min(dot.row_block, num_rows - first);
+    args.scratch = reinterpret_cast<float*>(scratch->data()) + first * kPanelColumns;
     const platform::ScopedFloatEnv flush(platform::Denormals::kFlush);
-    dot(args);
+    dot.run(args);
   }
   std::vector<float> out(values);
   std::memcpy(out.data(), scratch->data(), static_cast<size_t>(bytes));
@@ -69,8 +83,8 @@ TEST(Kernels, GoldenBitsOfBothOrders) {
     const int64_t k = golden.shape(name)[1];
     const PackedWeights weights = packed(DType::kBF16, w.data(), 16, k);
     for (const Build& build : builds()) {
-      for (const auto& [order, dot] : {std::pair{".amx", build.table->dot_bf16_amx},
-                                       std::pair{".vdpbf16", build.table->dot_bf16_vdpbf16}}) {
+      for (const auto& [order, dot] : {std::pair{".amx", build.table->bf16_amx},
+                                       std::pair{".vdpbf16", build.table->bf16_vdpbf16}}) {
         const auto want = golden.read<float>(set + order);
         const std::vector<float> got = run_dot(dot, x.data(), k * 2, 8, weights);
         for (size_t i = 0; i < want.size(); ++i) {
@@ -87,7 +101,7 @@ TEST(Kernels, GoldenBitsOfBothOrders) {
 uint32_t canonical(float value) { return value != value ? numeric::kCanonicalNaN : bits_of(value); }
 
 template <typename X, typename W, typename Twin>
-void expect_equal_to_twin(DotKernel dot, const std::vector<X>& x, const std::vector<W>& w,
+void expect_equal_to_twin(const Dot& dot, const std::vector<X>& x, const std::vector<W>& w,
                           int64_t n, int64_t k, Twin twin) {
   const DType dtype = sizeof(W) == 2 ? DType::kBF16 : DType::kF32;
   const PackedWeights weights = packed(dtype, w.data(), n, k);
@@ -117,17 +131,17 @@ TEST(Kernels, EveryBuildGivesTheTwinsBits) {
       for (const int64_t k : {1, 2, 3, 31, 32, 33, 64, 65, 97}) {
         SCOPED_TRACE(build.name);
         SCOPED_TRACE(testing::name_of(values));
-        const int64_t rows = 1 + static_cast<int64_t>(rng()) % build.table->row_block;
+        const int64_t rows = 1 + static_cast<int64_t>(rng()) % 80;
         const int64_t n = 1 + static_cast<int64_t>(rng()) % 32;
         const auto x = testing::random_bf16(rng, values, static_cast<size_t>(rows * k));
         const auto w = testing::random_bf16(rng, values, static_cast<size_t>(n * k));
         const auto xf = testing::random_f32(rng, values, static_cast<size_t>(rows * k));
         const auto wf = testing::random_f32(rng, values, static_cast<size_t>(n * k));
-        expect_equal_to_twin(build.table->dot_bf16_amx, x, w, n, k, numeric::dot_amx);
-        expect_equal_to_twin(build.table->dot_bf16_vdpbf16, x, w, n, k, numeric::dot_vdpbf16);
-        expect_equal_to_twin(build.table->dot_f32_bf16, xf, w, n, k,
+        expect_equal_to_twin(build.table->bf16_amx, x, w, n, k, numeric::dot_amx);
+        expect_equal_to_twin(build.table->bf16_vdpbf16, x, w, n, k, numeric::dot_vdpbf16);
+        expect_equal_to_twin(build.table->f32_bf16, xf, w, n, k,
                              [](F32Span a, BF16Span b) { return numeric::dot_f32(a, b); });
-        expect_equal_to_twin(build.table->dot_f32_f32, xf, wf, n, k,
+        expect_equal_to_twin(build.table->f32_f32, xf, wf, n, k,
                              [](F32Span a, F32Span b) { return numeric::dot_f32(a, b); });
         if (HasFatalFailure()) return;
       }
@@ -135,10 +149,82 @@ TEST(Kernels, EveryBuildGivesTheTwinsBits) {
   }
 }
 
+// A prefetch may point anywhere and changes nothing.
+TEST(Kernels, PrefetchesChangeNoBits) {
+  std::mt19937 rng(20240615);
+  constexpr int64_t kK = 65, kRows = 5;
+  const auto x = testing::random_bf16(rng, Values::kWide, kRows * kK);
+  const PackedWeights weights =
+      packed(DType::kBF16, testing::random_bf16(rng, Values::kWide, 32 * kK).data(), 32, kK);
+  for (const Build& build : builds()) {
+    for (const Dot& dot : {build.table->bf16_amx, build.table->bf16_vdpbf16}) {
+      const std::vector<float> want = run_dot(dot, x.data(), kK * 2, kRows, weights);
+      for (const int64_t lines : {1, 4, 16, 31, 32, 33}) {
+        for (const std::byte* from :
+             {weights.panel(0, 0), static_cast<const std::byte*>(nullptr)}) {
+          const std::vector<float> got =
+              run_dot(dot, x.data(), kK * 2, kRows, weights, {from, lines});
+          ASSERT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)), 0)
+              << build.name << " lines " << lines;
+        }
+      }
+    }
+  }
+}
+
+// Bit patterns of every exponent; gate and up meet NaN, Inf, denormals and results that round to them.
+std::vector<float> patterns_of_every_kind(std::mt19937& rng, size_t count) {
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; ++i) {
+    values[i] = std::bit_cast<float>(static_cast<uint32_t>(rng()));
+    if (i % 4 == 1) values[i] = std::bit_cast<float>(testing::random_bits(rng, Values::kSpecial));
+    // Where exp is neither 0 nor 1, and where it underflows.
+    if (i % 4 == 2) values[i] = static_cast<float>(static_cast<int32_t>(rng())) * 0x1p-24f;
+  }
+  return values;
+}
+
+TEST(Kernels, EveryStoreGivesTheBitsOfTheReference) {
+  constexpr uint32_t kSeed = 20240616;
+  SCOPED_TRACE("seed " + std::to_string(kSeed));
+  std::mt19937 rng(kSeed);
+  constexpr int64_t kRows = 7, kStride = 160;
+  using Member = StoreKernel KernelTable::*;
+  const std::pair<Member, int64_t> stores[] = {{&KernelTable::store_plain_bf16, 32},
+                                               {&KernelTable::store_plain_f32, 32},
+                                               {&KernelTable::store_gate_up_bf16, 16},
+                                               {&KernelTable::store_gate_up_f32, 16}};
+  for (int round = 0; round < 400; ++round) {
+    const std::vector<float> scratch = patterns_of_every_kind(rng, kRows * 32);
+    for (const auto& [store, most] : stores) {
+      StoreArgs args;
+      args.scratch = scratch.data();
+      args.num_rows = 1 + static_cast<int64_t>(rng()) % kRows;
+      args.num_columns = round % 2 == 0 ? most : 1 + static_cast<int64_t>(rng()) % most;
+      args.row_stride_bytes = kStride;
+      const auto run = [&](const KernelTable& table) {
+        std::vector<std::byte> out(kRows * kStride, std::byte{0xA5});
+        args.out = out.data();
+        const platform::ScopedFloatEnv keep(platform::Denormals::kKeep);
+        (table.*store)(args);
+        return out;
+      };
+      const std::vector<std::byte> want = run(reference_kernels());
+      for (const Build& build : builds()) {
+        ASSERT_TRUE(run(*build.table) == want)
+            << build.name << " columns " << args.num_columns << " round " << round;
+      }
+    }
+  }
+}
+
 TEST(Kernels, RowBlocksFitTheDriversScratch) {
   for (const Build& build : builds()) {
-    EXPECT_GE(build.table->row_block, 1) << build.name;
-    EXPECT_LE(build.table->row_block, kMaxRowBlock) << build.name;
+    for (const Dot& dot : {build.table->bf16_amx, build.table->bf16_vdpbf16, build.table->f32_bf16,
+                           build.table->f32_f32}) {
+      EXPECT_GE(dot.row_block, 1) << build.name;
+      EXPECT_LE(dot.row_block, kMaxRowBlock) << build.name;
+    }
   }
 }
 

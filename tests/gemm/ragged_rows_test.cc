@@ -13,7 +13,7 @@ using testing::all_arithmetics;
 using testing::GemmCase;
 using testing::GemmSpec;
 
-constexpr Level kLevels[] = {Level::kReference, Level::kGeneric};
+const std::vector<Level> kLevels = testing::usable_levels();
 
 void expect_live_rows_only(GemmSpec spec) {
   for (const GemmSpec& arithmetic : all_arithmetics()) {

@@ -44,6 +44,25 @@ TEST(MappedMemory, RefusesByValue) {
   EXPECT_NE(huge.error().message().find(std::to_string(most)), std::string::npos);
 }
 
+TEST(HugePages, AskingChangesNoByteOfAnyRange) {
+  constexpr int64_t kBytes = int64_t{6} << 20;
+  Result<MappedMemory> memory = MappedMemory::map(kBytes);
+  ASSERT_TRUE(memory.has_value());
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 0},
+                                     {1, 1},
+                                     {5, 4095},
+                                     {4097, 2 << 20},
+                                     {63, kBytes - 64},
+                                     {0, kBytes}}) {
+    memory->data()[0] = std::byte{7};
+    memory->data()[kBytes - 1] = std::byte{9};
+    prefer_huge_pages(memory->data() + first, count);
+    EXPECT_EQ(memory->data()[0], std::byte{7});
+    EXPECT_EQ(memory->data()[kBytes - 1], std::byte{9});
+    EXPECT_EQ(memory->data()[kBytes / 2], std::byte{0});
+  }
+}
+
 TEST(MappedMemory, MovesWithoutLeak) {
   // 1,000 mappings of 1 TiB fit no address space: each must be gone before the next few.
   const int64_t bytes = testing::kUnderSanitizer ? int64_t{1} << 36 : int64_t{1} << 40;

@@ -1,0 +1,86 @@
+// Level `avx512_bf16`: VDPBF16PS in the order it computes natively, 12 rows by 32 columns at a time;
+// all else is level avx512. Test: tests/gemm/kernels_test.cc.
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 warns of the deliberately undefined operands inside its own intrinsics.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <immintrin.h>
+
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "argosy/bfloat16.h"
+#include "gemm/kernels.h"
+#include "gemm/packed_layout.h"
+#include "numeric/dot.h"
+
+namespace argosy::gemm {
+namespace {
+
+#define ARGOSY_KERNEL_TARGET \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
+#define ARGOSY_KERNEL_INLINE ARGOSY_KERNEL_TARGET __attribute__((always_inline)) inline
+#include "gemm/vec_avx512.inl"
+// Uses Vec.
+#include "gemm/vec_dot.inl"
+
+// Rows as they are: 16 pairs of bf16.
+struct PairRows {
+  static constexpr int64_t kElementBytes = 2;
+  static constexpr int kStaged = 16;
+
+  ARGOSY_KERNEL_INLINE static void stage(const std::byte* from, float* to) {
+    _mm512_store_si512(to, _mm512_loadu_si512(from));
+  }
+};
+
+template <int kRows, int kVectors>
+struct NativeStep {
+  static constexpr int kUnroll = 16;
+  const BlockArgs& at;
+  Vec::F (&acc)[kRows][kVectors];
+
+  template <int kFirst, int kCount>
+  ARGOSY_KERNEL_INLINE void run(int pair) const {
+    __m512bh columns[kCount];
+    for (int c = 0; c < kCount; ++c) {
+      const std::byte* from = at.w + int64_t{pair} * 64 + bf16_vector_offset(kFirst + c);
+      columns[c] = (__m512bh)_mm512_load_si512(from);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const __m512bh row = (__m512bh)Vec::broadcast(at.x + r * PairRows::kStaged + pair);
+      for (int c = 0; c < kCount; ++c) {
+        acc[r][kFirst + c] = _mm512_dpbf16_ps(acc[r][kFirst + c], row, columns[c]);
+      }
+    }
+  }
+};
+
+struct NativeOrder {
+  using Rows = PairRows;
+  static constexpr int kChains = 1;
+  static constexpr int kTileByTileRows = 5;
+  static constexpr int64_t kWeightBlockBytes = kTileElements * 4;
+
+  template <int kRows, int kVectors, typename Ahead>
+  ARGOSY_KERNEL_INLINE static void block(const BlockArgs& at, const Ahead& ahead,
+                                         Vec::F (&acc)[kRows][kVectors]) {
+    const NativeStep<kRows, kVectors> step{at, acc};
+    for_each_pair<kRows <= kTileByTileRows, kVectors>(step, ahead);
+  }
+};
+
+}  // namespace
+
+const KernelTable& avx512_bf16_kernels() {
+  static const KernelTable table = [] {
+    KernelTable with_pairs = avx512_kernels();
+    with_pairs.bf16_vdpbf16 = dot_of<NativeOrder, 12>();
+    return with_pairs;
+  }();
+  return table;
+}
+
+}  // namespace argosy::gemm

@@ -1,0 +1,354 @@
+// Dot products in any vector width, by FMA or by a level's own step, included into the anonymous
+// namespace of a level's file after `Vec`.
+//
+// A chain is a lane of an accumulator, so vector width and row block never change a sum. Rows are
+// staged 32 k at a time, one block ahead of their use: broadcasts then hit the L1 cache whatever the
+// row stride (at 4 KiB all rows share one set of it). Test: tests/gemm/kernels_test.cc.
+
+// How 32 k of a row lie in a staging block of kStaged fp32.
+struct Bf16Rows {
+  static constexpr int64_t kElementBytes = 2;
+  static constexpr int kStaged = 32;
+  static constexpr int kPairStep = 1, kOdd = 16;  // even k in [0, 16), odd k in [16, 32)
+
+  ARGOSY_KERNEL_INLINE static void stage(const std::byte* from, float* to) {
+    for (int i = 0; i < 16; i += Vec::kLanes) {
+      const Vec::Bits pairs = Vec::load_bits(from + i * 4);
+      Vec::store(to + i, Vec::even(pairs));
+      Vec::store(to + kOdd + i, Vec::odd(pairs));
+    }
+  }
+};
+
+struct F32Rows {
+  static constexpr int64_t kElementBytes = 4;
+  static constexpr int kStaged = 32;
+  static constexpr int kPairStep = 2, kOdd = 1;
+
+  ARGOSY_KERNEL_INLINE static void stage(const std::byte* from, float* to) {
+    for (int i = 0; i < kBlockK; i += Vec::kLanes) {
+      Vec::store(to + i, Vec::load(reinterpret_cast<const float*>(from) + i));
+    }
+  }
+};
+
+// The staging blocks of up to kRows rows. The last block is staged first when it is partial: what that
+// takes (a call of memcpy) must not stand in the loop, where it would spill the accumulators.
+template <typename Rows, int kRows>
+struct Staging {
+  alignas(64) float blocks[3][kRows * Rows::kStaged];
+  int64_t num_full;
+
+  ARGOSY_KERNEL_INLINE void start(const DotArgs& args) {
+    num_full = args.k / kBlockK;
+    const int64_t rest = args.k % kBlockK;
+    for (int64_t r = 0; rest > 0 && r < args.num_rows; ++r) {
+      alignas(64) std::byte padded[kBlockK * Rows::kElementBytes] = {};
+      std::memcpy(padded,
+                  args.rows + r * args.row_stride_bytes + num_full * kBlockK * Rows::kElementBytes,
+                  static_cast<size_t>(rest * Rows::kElementBytes));
+      Rows::stage(padded, blocks[2] + r * Rows::kStaged);
+    }
+    fill(args, 0);
+  }
+
+  // Loops to the run-time count: unrolled over rows, compilers give the copies so many registers
+  // that the accumulators around them are spilled.
+  ARGOSY_KERNEL_INLINE void fill(const DotArgs& args, int64_t block) {
+    if (block >= num_full) return;
+    const std::byte* from = args.rows + block * kBlockK * Rows::kElementBytes;
+    float* to = blocks[block & 1];
+    for (int64_t r = 0; r < args.num_rows; ++r) {
+      Rows::stage(from + r * args.row_stride_bytes, to + r * Rows::kStaged);
+    }
+  }
+
+  ARGOSY_KERNEL_INLINE const float* at(int64_t block) const {
+    return block < num_full ? blocks[block & 1] : blocks[2];
+  }
+};
+
+// The prefetches of one block of 32 k. Spread over its steps where whole blocks are fetched ahead
+// (kLinesPerStep > 0): a burst of so many would take every miss buffer, and the rows would wait.
+constexpr int64_t kBlockSteps = kBlockK / 2;
+
+template <int kLinesPerStep>
+struct Ahead {
+  const std::byte* from;
+
+  ARGOSY_KERNEL_INLINE static Ahead of(const DotArgs& args, int64_t block) {
+    const std::byte* from = args.prefetch + block * args.prefetch_lines * 64;
+    if constexpr (kLinesPerStep == 0) {
+      for (int64_t line = 0; line < args.prefetch_lines; ++line) {
+        __builtin_prefetch(from + line * 64, 0, 2);
+      }
+    }
+    return {from};
+  }
+
+  ARGOSY_KERNEL_INLINE void step(int at) const {
+    for (int line = 0; line < kLinesPerStep; ++line) {
+      __builtin_prefetch(from + (at * kLinesPerStep + line) * 64, 0, 2);
+    }
+  }
+};
+
+using NoPrefetch = Ahead<0>;
+
+constexpr int kTileVectors = static_cast<int>(kTileColumns) / Vec::kLanes;
+
+// Bytes from the first column to vector `v` of columns, at one k-pair of bf16 or one k of fp32.
+constexpr int64_t bf16_vector_offset(int v) {
+  return v / kTileVectors * (kTileElements * 2) + v % kTileVectors * Vec::kLanes * 4;
+}
+constexpr int64_t f32_vector_offset(int v) { return int64_t{v} * Vec::kLanes * 4; }
+
+// chain[r][c] = fma(x[r], w[c], chain[r][c]) for the vectors c of w, from kFirst on; x points to one k
+// of row 0 of a staging block.
+template <int kFirst, int kCount, int kRows, int kVectors>
+ARGOSY_KERNEL_INLINE void fma_step(const float* x, const Vec::F (&w)[kCount],
+                                   Vec::F (&chain)[kRows][kVectors]) {
+  constexpr int kStaged = 32;  // of both kinds of rows
+  for (int r = 0; r < kRows; ++r) {
+    const Vec::F row = Vec::broadcast(x + r * kStaged);
+    for (int c = 0; c < kCount; ++c) {
+      chain[r][kFirst + c] = Vec::fma(row, w[c], chain[r][kFirst + c]);
+    }
+  }
+}
+
+// Both elements of a pair, each into its chain; the odd one first or second.
+template <bool kOddFirst, typename Rows, int kFirst, int kCount, int kRows, int kVectors>
+ARGOSY_KERNEL_INLINE void pair_step(const float* x, const std::byte* pair, int first_vector,
+                                    Vec::F (&even_chain)[kRows][kVectors],
+                                    Vec::F (&odd_chain)[kRows][kVectors]) {
+  for (int half = 0; half < 2; ++half) {
+    const bool odd = (half == 0) == kOddFirst;
+    Vec::F w[kCount];
+    for (int c = 0; c < kCount; ++c) {
+      const Vec::Bits bits = Vec::load_bits(pair + bf16_vector_offset(first_vector + kFirst + c));
+      w[c] = odd ? Vec::odd(bits) : Vec::even(bits);
+    }
+    fma_step<kFirst, kCount>(odd ? x + Rows::kOdd : x, w, odd ? odd_chain : even_chain);
+  }
+}
+
+// Steps `pair` + 0, 1, .. of a block, unrolled by name: GCC would not, and the loop's own work costs up
+// to a tenth.
+template <int kFirst, int kCount, typename Step, typename Ahead, int... kAt>
+ARGOSY_KERNEL_INLINE void run_pairs(const Step& step, const Ahead& ahead, int pair,
+                                    std::integer_sequence<int, kAt...>) {
+  ((ahead.step(pair + kAt), step.template run<kFirst, kCount>(pair + kAt)), ...);
+}
+
+// All pairs of a block. Few rows walk one tile after the other, so that weights are read in the order
+// of memory: what the hardware's own prefetch follows best.
+template <bool kTileByTile, int kVectors, typename Step, typename Ahead>
+ARGOSY_KERNEL_INLINE void for_each_pair(const Step& step, const Ahead& ahead) {
+  using Unrolled = std::make_integer_sequence<int, Step::kUnroll>;
+  if constexpr (kTileByTile && kVectors > kTileVectors) {
+    for (int pair = 0; pair < kBlockSteps; pair += Step::kUnroll) {
+      run_pairs<0, kTileVectors>(step, ahead, pair, Unrolled());
+    }
+    for (int pair = 0; pair < kBlockSteps; pair += Step::kUnroll) {
+      run_pairs<kTileVectors, kTileVectors>(step, NoPrefetch{nullptr}, pair, Unrolled());
+    }
+  } else {
+    for (int pair = 0; pair < kBlockSteps; pair += Step::kUnroll) {
+      run_pairs<0, kVectors>(step, ahead, pair, Unrolled());
+    }
+  }
+}
+
+// Where a block stands.
+struct BlockArgs {
+  const float* x;      // staged rows
+  const std::byte* w;  // the block of the panel
+  int first_vector;
+};
+
+template <bool kOddFirst, typename Rows, int kRows, int kVectors>
+struct PairStep {
+  static constexpr int kUnroll = 4;
+  const BlockArgs& at;
+  Vec::F (&even)[kRows][kVectors];
+  Vec::F (&odd)[kRows][kVectors];
+
+  template <int kFirst, int kCount>
+  ARGOSY_KERNEL_INLINE void run(int pair) const {
+    pair_step<kOddFirst, Rows, kFirst, kCount>(
+        at.x + pair * Rows::kPairStep, at.w + int64_t{pair} * 64, at.first_vector, even, odd);
+  }
+};
+
+// One chain per column over the pairs; VDPBF16PS takes the odd element of a pair first.
+template <typename RowsOf, bool kOddFirst>
+struct PairOrder {
+  using Rows = RowsOf;
+  static constexpr int kChains = 1;
+  static constexpr int kTileByTileRows = 2;
+  static constexpr int64_t kWeightBlockBytes = kTileElements * 4;
+
+  template <int kRows, int kVectors, typename Ahead>
+  ARGOSY_KERNEL_INLINE static void block(const BlockArgs& at, const Ahead& ahead,
+                                         Vec::F (&acc)[kRows][kVectors]) {
+    const PairStep<kOddFirst, Rows, kRows, kVectors> step{at, acc, acc};
+    for_each_pair<kRows <= kTileByTileRows, kVectors>(step, ahead);
+  }
+};
+
+template <int kRows, int kVectors>
+struct F32Step {
+  static constexpr int kUnroll = 4;
+  const BlockArgs& at;
+  Vec::F (&acc)[kRows][kVectors];
+
+  template <int kFirst, int kCount>
+  ARGOSY_KERNEL_INLINE void run(int pair) const {
+    for (int k = 2 * pair; k < 2 * pair + 2; ++k) {
+      const std::byte* row = at.w + int64_t{k} * kPanelColumns * 4;
+      Vec::F w[kCount];
+      for (int c = 0; c < kCount; ++c) {
+        const std::byte* from = row + f32_vector_offset(at.first_vector + kFirst + c);
+        w[c] = Vec::load(reinterpret_cast<const float*>(from));
+      }
+      fma_step<kFirst, kCount>(at.x + k, w, acc);
+    }
+  }
+};
+
+struct F32Order {
+  using Rows = F32Rows;
+  static constexpr int kChains = 1;
+  static constexpr int64_t kWeightBlockBytes = kBlockK * kPanelColumns * 4;
+
+  template <int kRows, int kVectors, typename Ahead>
+  ARGOSY_KERNEL_INLINE static void block(const BlockArgs& at, const Ahead& ahead,
+                                         Vec::F (&acc)[kRows][kVectors]) {
+    const F32Step<kRows, kVectors> step{at, acc};
+    for_each_pair<false, kVectors>(step, ahead);
+  }
+};
+
+// kRows rows by kVectors vectors of columns: the accumulators live in registers.
+template <typename Order, int kRows, int kVectors, int kLinesPerStep>
+ARGOSY_KERNEL_INLINE void dot_pass(const DotArgs& args, int first_vector) {
+  Vec::F acc[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r) {
+    for (int c = 0; c < kVectors; ++c) acc[r][c] = Vec::zero();
+  }
+  Staging<typename Order::Rows, kRows> staging;
+  staging.start(args);
+  for (int64_t block = 0; block * kBlockK < args.k; ++block) {
+    staging.fill(args, block + 1);
+    Order::template block<kRows, kVectors>(
+        {staging.at(block), args.panel + block * Order::kWeightBlockBytes, first_vector},
+        Ahead<kLinesPerStep>::of(args, block), acc);
+  }
+  for (int r = 0; r < kRows; ++r) {
+    float* to = args.scratch + r * kPanelColumns + first_vector * Vec::kLanes;
+    for (int c = 0; c < kVectors; ++c) {
+      Vec::store(to + c * Vec::kLanes, Vec::add(acc[r][c], Vec::zero()));
+    }
+  }
+}
+
+// The order of TDPBF16PS: two chains per column from zero in every block; the running sum, touched once
+// in 32 k, stays in the scratch.
+struct AmxOrder {
+  using Rows = Bf16Rows;
+  static constexpr int kChains = 2;
+  static constexpr int kTileByTileRows = 2;
+  static constexpr int64_t kWeightBlockBytes = kTileElements * 4;
+
+  template <int kRows, int kVectors, typename Ahead>
+  ARGOSY_KERNEL_INLINE static void block(const BlockArgs& at, const Ahead& ahead, float* scratch) {
+    Vec::F even[kRows][kVectors], odd[kRows][kVectors];
+    for (int r = 0; r < kRows; ++r) {
+      for (int c = 0; c < kVectors; ++c) even[r][c] = odd[r][c] = Vec::zero();
+    }
+    const PairStep<false, Rows, kRows, kVectors> step{at, even, odd};
+    for_each_pair<kRows <= kTileByTileRows, kVectors>(step, ahead);
+    for (int r = 0; r < kRows; ++r) {
+      for (int c = 0; c < kVectors; ++c) {
+        float* sum = scratch + r * kPanelColumns + (at.first_vector + c) * Vec::kLanes;
+        Vec::store(sum, Vec::add(Vec::load(sum), Vec::add(even[r][c], odd[r][c])));
+      }
+    }
+  }
+};
+
+template <int kRows, int kVectors, int kLinesPerStep>
+ARGOSY_KERNEL_INLINE void amx_pass(const DotArgs& args, int first_vector) {
+  float* sums = args.scratch + first_vector * Vec::kLanes;
+  for (int64_t r = 0; r < args.num_rows; ++r) {
+    for (int c = 0; c < kVectors; ++c) {
+      Vec::store(sums + r * kPanelColumns + c * Vec::kLanes, Vec::zero());
+    }
+  }
+  Staging<Bf16Rows, kRows> staging;
+  staging.start(args);
+  for (int64_t block = 0; block * kBlockK < args.k; ++block) {
+    staging.fill(args, block + 1);
+    AmxOrder::block<kRows, kVectors>(
+        {staging.at(block), args.panel + block * AmxOrder::kWeightBlockBytes, first_vector},
+        Ahead<kLinesPerStep>::of(args, block), args.scratch);
+  }
+  for (int64_t r = 0; r < args.num_rows; ++r) {
+    for (int c = 0; c < kVectors; ++c) {
+      float* sum = sums + r * kPanelColumns + c * Vec::kLanes;
+      Vec::store(sum, Vec::add(Vec::load(sum), Vec::zero()));
+    }
+  }
+}
+
+// Vectors of columns of one pass: the whole panel where its chains, the weights and one row fit the
+// registers, else two (a pass then covers half a panel of the narrow level).
+constexpr int vectors_per_pass(int rows, int chains) {
+  constexpr int kPanelVectors = static_cast<int>(kPanelColumns) / Vec::kLanes;
+  return rows * kPanelVectors * chains + kPanelVectors + 1 <= Vec::kRegisters ? kPanelVectors : 2;
+}
+
+// One pass: kRows rows by the vectors of columns from `first_vector` on. A function of its own for each
+// way to prefetch: two of them in one function are too much for the register allocator.
+template <typename Order, int kRows, bool kStream>
+ARGOSY_KERNEL_TARGET void dot_rows(const DotArgs& args, int first_vector) {
+  constexpr int kVectors = vectors_per_pass(kRows, Order::kChains);
+  constexpr int kLinesPerStep = kStream ? Order::kWeightBlockBytes / 64 / kBlockSteps : 0;
+  if constexpr (Order::kChains == 2) {
+    amx_pass<kRows, kVectors, kLinesPerStep>(args, first_vector);
+  } else {
+    dot_pass<Order, kRows, kVectors, kLinesPerStep>(args, first_vector);
+  }
+}
+
+// dot_rows for 1, 2, .. rows.
+using DotPass = void (*)(const DotArgs& args, int first_vector);
+template <typename Order, bool kStream, typename Rows>
+struct RowKernels;
+template <typename Order, bool kStream, int... kRows>
+struct RowKernels<Order, kStream, std::integer_sequence<int, kRows...>> {
+  static constexpr DotPass kTable[] = {dot_rows<Order, kRows + 1, kStream>...};
+};
+
+// All passes over the panel; only the first of them prefetches.
+template <typename Order, int kMaxRows>
+void dot(const DotArgs& args) {
+  using Counts = std::make_integer_sequence<int, kMaxRows>;
+  const auto at = static_cast<size_t>(args.num_rows - 1);
+  const int num_vectors = vectors_per_pass(static_cast<int>(args.num_rows), Order::kChains);
+  const DotPass plain = RowKernels<Order, false, Counts>::kTable[at];
+  const DotPass stream = RowKernels<Order, true, Counts>::kTable[at];
+  const bool whole_blocks = args.prefetch_lines == Order::kWeightBlockBytes / 64;
+  (whole_blocks ? stream : plain)(args, 0);
+  DotArgs rest = args;
+  rest.prefetch_lines = 0;
+  for (int first = num_vectors; first < kPanelColumns / Vec::kLanes; first += num_vectors) {
+    plain(rest, first);
+  }
+}
+
+template <typename Order, int kMaxRows>
+constexpr Dot dot_of() {
+  return {dot<Order, kMaxRows>, kMaxRows};
+}
