@@ -36,7 +36,7 @@ def kept():
              for level, rate in (("avx2", 1e11), ("avx512_bf16", 2.32e11))]
     hot = case("gemm_hot", "bf16 peak", 0.88, rows=256, N=2048, K=2048, threads=1)
     decode = case("layer_decode", "floor", 0.95, T=8, E=32, K=4, H=2048, F=1024, threads=1)
-    return {"level": "avx512_bf16",
+    return {"level": "avx512_bf16", "limit_level": "avx512_bf16",
             "info": {"cpu": {"model": "Some CPU"}, "cores": 2,
                      "measured": {"bf16_peak": "avx512_bf16", "peaks": peaks, "one_thread": memory,
                                   "all_threads": memory}},
@@ -85,6 +85,11 @@ class PerfReportTest(unittest.TestCase):
         # 2 * 256 * 2048 * 2048 operations in 10 ms.
         self.assertIn("214.7 GFLOP/s", titles[0])
 
+    def test_peak_is_that_of_the_level_of_the_limit(self):
+        self.keep("fma", kept() | {"level": "avx2", "limit_level": "avx2"})
+        run("--render", "--docs", self.docs)
+        self.assertIn("| fma | Some CPU | 2 | 100 |", self.page("README.md"))
+
     def test_check_sees_a_stale_table_and_changes_nothing(self):
         run("--render", "--docs", self.docs)
         self.keep("fma", kept())
@@ -95,7 +100,7 @@ class PerfReportTest(unittest.TestCase):
         self.assertEqual(self.page("gemm.md"), before)
 
     def test_rendering_twice_changes_nothing(self):
-        self.keep("amx", kept() | {"info": kept()["info"] | {"measured": kept()["info"]["measured"] | {
+        self.keep("amx", kept() | {"limit_level": "amx", "info": kept()["info"] | {"measured": kept()["info"]["measured"] | {
             "peaks": [{"level": "amx", "one_thread_operations_per_second": 3e12}]}}})
         run("--render", "--docs", self.docs)
         self.assertEqual(run("--render", "--docs", self.docs)[:2], (0, ""))
