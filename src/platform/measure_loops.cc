@@ -43,13 +43,13 @@ const Operands& bf16_operands() {
 }
 
 // Enough independent chains to hide any latency: the most that the registers hold.
-#define ARGOSY_CHAINS_20(STEP)                                                               \
-  STEP(0)                                                                                    \
-  STEP(1)                                                                                    \
-  STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7) STEP(8) STEP(9) STEP(10) STEP(11) STEP(12) \
-      STEP(13) STEP(14) STEP(15) STEP(16) STEP(17) STEP(18) STEP(19)
+// clang-format off
 #define ARGOSY_CHAINS_12(STEP) \
   STEP(0) STEP(1) STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7) STEP(8) STEP(9) STEP(10) STEP(11)
+#define ARGOSY_CHAINS_20(STEP) \
+  ARGOSY_CHAINS_12(STEP) \
+  STEP(12) STEP(13) STEP(14) STEP(15) STEP(16) STEP(17) STEP(18) STEP(19)
+// clang-format on
 #define ARGOSY_XMM_0_15                                                                    \
   "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", \
       "xmm11", "xmm12", "xmm13", "xmm14", "xmm15"

