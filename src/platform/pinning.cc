@@ -15,7 +15,7 @@ namespace {
 
 struct CpuSet {
   struct Free {
-    void operator()(cpu_set_t* set) const { CPU_FREE(set); }
+    void operator()(cpu_set_t* cpus) const { CPU_FREE(cpus); }
   };
   std::unique_ptr<cpu_set_t, Free> set;
   size_t bytes = 0;
