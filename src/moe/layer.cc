@@ -8,6 +8,7 @@
 
 #include "argosy/moe.h"
 #include "base/error.h"
+#include "moe/gate_product.h"
 #include "moe/layer_checks.h"
 #include "moe/timeline.h"
 #include "numeric/elementary.h"
@@ -27,6 +28,7 @@ struct MoeLayer::State {
   Group& group;
   RouterSpec router;
   MoeWeights weights;
+  GateProduct gate;
   LayerShape shape;
   DType dtype = DType::kUnset;
   std::shared_ptr<Exchange> exchange;
@@ -80,6 +82,12 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
   if (local.ok() && options.exchange != nullptr) {
     local = check_exchange(group, exchange_options(router, *checked, options), *options.exchange);
   }
+  GateProduct gate;
+  if (local.ok()) {
+    Result<GateProduct> made = GateProduct::create(weights.gate.view(), weights.gate_bias.view());
+    local = made.error();
+    if (local.ok()) gate = std::move(*made);
+  }
   // Also a rank that cannot go on takes part, so that the others learn it at once and by name.
   const Status agreed =
       group.agree(local.ok() ? layer_settings(router, weights, *checked, options.hidden_dtype)
@@ -89,6 +97,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
   auto state = std::make_unique<State>(group, router, std::move(weights));
   state->shape = *checked;
   state->dtype = options.hidden_dtype;
+  state->gate = std::move(gate);
   state->exchange = options.exchange;
   if (state->exchange == nullptr) {
     ARGOSY_ASSIGN_OR_RETURN(state->exchange,
@@ -119,10 +128,7 @@ Status MoeLayer::State::run_router(const ConstTensorView& hidden, const uint8_t*
   ARGOSY_ASSIGN_OR_RETURN(const int64_t bytes, checked_num_bytes(dims, sizeof(float)));
   ARGOSY_RETURN_IF_ERROR(logits.reserve(bytes));
   const TensorView all(logits.data(), DType::kF32, dims);
-  ARGOSY_RETURN_IF_ERROR(for_each_run(num_tokens, mask, [&](int64_t first, int64_t count) {
-    return gate_logits(hidden.rows(first, count), weights.gate.view(), weights.gate_bias.view(),
-                       &group.pool(), all.rows(first, count));
-  }));
+  ARGOSY_RETURN_IF_ERROR(gate.run(gemm(), hidden, mask, all));
   return route(router, {all, weights.selection_bias.view(), mask}, &group.pool(), &routing);
 }
 
