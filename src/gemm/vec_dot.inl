@@ -72,15 +72,19 @@ struct Staging {
 // (kLinesPerStep > 0): a burst of so many would take every miss buffer, and the rows would wait.
 constexpr int64_t kBlockSteps = kBlockK / 2;
 
+ARGOSY_KERNEL_INLINE void prefetch_line(uintptr_t address) {
+  __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 2);
+}
+
 template <int kLinesPerStep>
 struct Ahead {
-  const std::byte* from;
+  uintptr_t from;
 
   ARGOSY_KERNEL_INLINE static Ahead of(const DotArgs& args, int64_t block) {
-    const std::byte* from = args.prefetch + block * args.prefetch_lines * 64;
+    const uintptr_t from = args.prefetch + static_cast<uintptr_t>(block * args.prefetch_lines * 64);
     if constexpr (kLinesPerStep == 0) {
       for (int64_t line = 0; line < args.prefetch_lines; ++line) {
-        __builtin_prefetch(from + line * 64, 0, 2);
+        prefetch_line(from + static_cast<uintptr_t>(line) * 64);
       }
     }
     return {from};
@@ -88,7 +92,7 @@ struct Ahead {
 
   ARGOSY_KERNEL_INLINE void step(int at) const {
     for (int line = 0; line < kLinesPerStep; ++line) {
-      __builtin_prefetch(from + (at * kLinesPerStep + line) * 64, 0, 2);
+      prefetch_line(from + static_cast<uintptr_t>(at * kLinesPerStep + line) * 64);
     }
   }
 };
@@ -151,7 +155,7 @@ ARGOSY_KERNEL_INLINE void for_each_pair(const Step& step, const Ahead& ahead) {
       run_pairs<0, kTileVectors>(step, ahead, pair, Unrolled());
     }
     for (int pair = 0; pair < kBlockSteps; pair += Step::kUnroll) {
-      run_pairs<kTileVectors, kTileVectors>(step, NoPrefetch{nullptr}, pair, Unrolled());
+      run_pairs<kTileVectors, kTileVectors>(step, NoPrefetch{0}, pair, Unrolled());
     }
   } else {
     for (int pair = 0; pair < kBlockSteps; pair += Step::kUnroll) {
