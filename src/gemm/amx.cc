@@ -67,7 +67,7 @@ struct RowBlock {
   int64_t row_stride_bytes = 0;
   int64_t num_rows = 0;
   float* sums = nullptr;
-  const std::byte* prefetch = nullptr;
+  uintptr_t prefetch = 0;
   int64_t prefetch_lines = 0;  // per block of 32 k
 };
 
@@ -146,9 +146,9 @@ ARGOSY_KERNEL_INLINE void run_chunk(const RowBlock& block, const DotArgs& args, 
   }
   const int64_t num_full = args.k / kBlockK;
   for (int64_t at = first; at < std::min(last, num_full); ++at) {
-    const std::byte* ahead = block.prefetch + at * block.prefetch_lines * 64;
     for (int64_t line = 0; line < block.prefetch_lines; ++line) {
-      __builtin_prefetch(ahead + line * 64, 0, 2);
+      const auto ahead = static_cast<uintptr_t>((at * block.prefetch_lines + line) * 64);
+      __builtin_prefetch(reinterpret_cast<const void*>(block.prefetch + ahead), 0, 2);
     }
     multiply_block<kLower>(block.rows + at * kRowBytes, block.row_stride_bytes,
                            args.panel + at * kBlockBytes);
@@ -166,7 +166,8 @@ RowBlock row_block_of(const DotArgs& args, int64_t at) {
   block.num_rows = std::min(kPairRows, args.num_rows - at * kPairRows);
   block.sums = args.scratch + at * kPairRows * kPanelColumns;
   block.prefetch_lines = (args.prefetch_lines + num_blocks - 1) / num_blocks;
-  block.prefetch = args.prefetch + at * block.prefetch_lines * 64 * k_blocks;
+  block.prefetch =
+      args.prefetch + static_cast<uintptr_t>(at * block.prefetch_lines * 64 * k_blocks);
   return block;
 }
 

@@ -159,7 +159,7 @@ struct Work {
 
 // What a block of rows fetches ahead while it goes over a panel.
 struct Prefetch {
-  const std::byte* from = nullptr;
+  uintptr_t from = 0;
   int64_t lines_per_block = 0;
 };
 
@@ -168,15 +168,15 @@ Prefetch prefetch_of(const Work& work, const Tile& tile, int64_t panel, int64_t 
   constexpr int64_t kLineBytes = 64;
   const int64_t k_blocks = work.w->padded_k() / kBlockK;
   const int64_t lines = work.w->panel_bytes() / k_blocks / kLineBytes;
-  const std::byte* current = work.w->panel(tile.group, panel);
+  const auto current = reinterpret_cast<uintptr_t>(work.w->panel(tile.group, panel));
   if (tile.rows.count <= work.heuristics.few_rows) {
     if (tile.rows.count < work.heuristics.ahead_from_rows) return {};
-    return {current + work.heuristics.ahead_bytes, lines};
+    return {current + static_cast<uintptr_t>(work.heuristics.ahead_bytes), lines};
   }
   if (panel + 1 == tile.panels.first + tile.panels.count) return {};
   const int64_t lines_per_block = ceil_div(lines, parts);
-  return {current + work.w->panel_bytes() + at * lines_per_block * kLineBytes * k_blocks,
-          lines_per_block};
+  const int64_t done = at * lines_per_block * kLineBytes * k_blocks;
+  return {current + static_cast<uintptr_t>(work.w->panel_bytes() + done), lines_per_block};
 }
 
 // One panel by all rows of the tile.

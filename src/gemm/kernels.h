@@ -25,8 +25,8 @@ struct DotArgs {
   const std::byte* panel = nullptr;
   float* scratch = nullptr;  // 64-byte aligned, [num_rows][32]
   // Where to prefetch to L2 while computing: this many lines of 64 bytes per block of 32 k, one
-  // after the other. Any address will do: a prefetch cannot fault.
-  const std::byte* prefetch = nullptr;
+  // after the other. An address, for it may lie past the weights: a prefetch cannot fault.
+  uintptr_t prefetch = 0;
   int64_t prefetch_lines = 0;
 };
 using DotKernel = void (*)(const DotArgs& args);

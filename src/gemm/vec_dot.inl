@@ -72,15 +72,20 @@ struct Staging {
 // (kLinesPerStep > 0): a burst of so many would take every miss buffer, and the rows would wait.
 constexpr int64_t kBlockSteps = kBlockK / 2;
 
+ARGOSY_KERNEL_INLINE void prefetch_line(uintptr_t address) {
+  __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 2);
+}
+
 template <int kLinesPerStep>
 struct Ahead {
-  const std::byte* from;
+  static constexpr bool kStreams = kLinesPerStep > 0;
+  uintptr_t from;
 
   ARGOSY_KERNEL_INLINE static Ahead of(const DotArgs& args, int64_t block) {
-    const std::byte* from = args.prefetch + block * args.prefetch_lines * 64;
+    const uintptr_t from = args.prefetch + static_cast<uintptr_t>(block * args.prefetch_lines * 64);
     if constexpr (kLinesPerStep == 0) {
       for (int64_t line = 0; line < args.prefetch_lines; ++line) {
-        __builtin_prefetch(from + line * 64, 0, 2);
+        prefetch_line(from + static_cast<uintptr_t>(line) * 64);
       }
     }
     return {from};
@@ -88,7 +93,7 @@ struct Ahead {
 
   ARGOSY_KERNEL_INLINE void step(int at) const {
     for (int line = 0; line < kLinesPerStep; ++line) {
-      __builtin_prefetch(from + (at * kLinesPerStep + line) * 64, 0, 2);
+      prefetch_line(from + static_cast<uintptr_t>(at * kLinesPerStep + line) * 64);
     }
   }
 };
@@ -145,16 +150,18 @@ ARGOSY_KERNEL_INLINE void run_pairs(const Step& step, const Ahead& ahead, int pa
 // of memory: what the hardware's own prefetch follows best.
 template <bool kTileByTile, int kVectors, typename Step, typename Ahead>
 ARGOSY_KERNEL_INLINE void for_each_pair(const Step& step, const Ahead& ahead) {
-  using Unrolled = std::make_integer_sequence<int, Step::kUnroll>;
+  // Weights that come from memory are read by short loops: long ones run ahead of the prefetches.
+  constexpr int kUnroll = Ahead::kStreams ? Step::kStreamUnroll : Step::kUnroll;
+  using Unrolled = std::make_integer_sequence<int, kUnroll>;
   if constexpr (kTileByTile && kVectors > kTileVectors) {
-    for (int pair = 0; pair < kBlockSteps; pair += Step::kUnroll) {
+    for (int pair = 0; pair < kBlockSteps; pair += kUnroll) {
       run_pairs<0, kTileVectors>(step, ahead, pair, Unrolled());
     }
-    for (int pair = 0; pair < kBlockSteps; pair += Step::kUnroll) {
-      run_pairs<kTileVectors, kTileVectors>(step, NoPrefetch{nullptr}, pair, Unrolled());
+    for (int pair = 0; pair < kBlockSteps; pair += kUnroll) {
+      run_pairs<kTileVectors, kTileVectors>(step, NoPrefetch{0}, pair, Unrolled());
     }
   } else {
-    for (int pair = 0; pair < kBlockSteps; pair += Step::kUnroll) {
+    for (int pair = 0; pair < kBlockSteps; pair += kUnroll) {
       run_pairs<0, kVectors>(step, ahead, pair, Unrolled());
     }
   }
@@ -169,7 +176,7 @@ struct BlockArgs {
 
 template <bool kOddFirst, typename Rows, int kRows, int kVectors>
 struct PairStep {
-  static constexpr int kUnroll = 4;
+  static constexpr int kUnroll = 4, kStreamUnroll = 4;
   const BlockArgs& at;
   Vec::F (&even)[kRows][kVectors];
   Vec::F (&odd)[kRows][kVectors];
@@ -199,7 +206,7 @@ struct PairOrder {
 
 template <int kRows, int kVectors>
 struct F32Step {
-  static constexpr int kUnroll = 4;
+  static constexpr int kUnroll = 4, kStreamUnroll = 4;
   const BlockArgs& at;
   Vec::F (&acc)[kRows][kVectors];
 

@@ -40,7 +40,7 @@ std::vector<Build> builds() {
 
 // Rows in blocks as the kernel takes them.
 struct Fetch {
-  const std::byte* from = nullptr;
+  uintptr_t from = 0;
   int64_t lines = 0;
 };
 std::vector<float> run_dot(const Dot& dot, const void* rows, int64_t row_bytes, int64_t num_rows,
@@ -160,8 +160,8 @@ TEST(Kernels, PrefetchesChangeNoBits) {
     for (const Dot& dot : {build.table->bf16_amx, build.table->bf16_vdpbf16}) {
       const std::vector<float> want = run_dot(dot, x.data(), kK * 2, kRows, weights);
       for (const int64_t lines : {1, 4, 16, 31, 32, 33}) {
-        for (const std::byte* from :
-             {weights.panel(0, 0), static_cast<const std::byte*>(nullptr)}) {
+        for (const uintptr_t from :
+             {reinterpret_cast<uintptr_t>(weights.panel(0, 0)), uintptr_t{0}}) {
           const std::vector<float> got =
               run_dot(dot, x.data(), kK * 2, kRows, weights, {from, lines});
           ASSERT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)), 0)
