@@ -26,6 +26,7 @@ Result<MappedMemory> MappedMemory::map(int64_t bytes) {
   MappedMemory memory;
   memory.data_ = static_cast<std::byte*>(address);
   memory.size_bytes_ = bytes;
+  prefer_huge_pages(memory.data_, bytes);
   return memory;
 }
 
