@@ -24,7 +24,10 @@ constexpr const char* kFooter =
 std::string unknown_word(const CLI::App& app) {
   for (const CLI::App* command : app.get_subcommands()) {
     const std::vector<std::string> words = command->remaining();
-    if (!words.empty() && !command->get_allow_extras()) return words.front();
+    // "--" only says that options end there.
+    const auto word = std::find_if(words.begin(), words.end(),
+                                   [](const std::string& one) { return one != "--"; });
+    if (word != words.end() && !command->get_allow_extras()) return *word;
   }
   return "";
 }

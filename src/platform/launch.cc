@@ -191,6 +191,7 @@ class Launcher {
   const LaunchOptions& options_;
   const std::string job_;
   const Deadline run_end_;
+  const platform::StandardDescriptors standard_;  // before anything else is opened
   SignalScope signals_;
   SubreaperScope subreaper_;
   std::vector<int> foreign_children_;  // that the caller had before

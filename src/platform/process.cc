@@ -125,6 +125,13 @@ Result<Descriptor> open_null() {
   return null;
 }
 
+StandardDescriptors::StandardDescriptors() {
+  for (int fd = 0; fd < 3; ++fd) {
+    // The lowest free number is what open() gives.
+    if (fcntl(fd, F_GETFD) < 0) fillers_[fd] = Descriptor(open("/dev/null", O_RDWR));
+  }
+}
+
 int parent_process_id() { return getppid(); }
 
 std::string random_hex_128() {

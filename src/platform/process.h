@@ -23,6 +23,16 @@ Result<Pipe> make_pipe();
 // /dev/null for reading, likewise.
 Result<Descriptor> open_null();
 
+// Puts /dev/null in the place of those of the descriptors 0 to 2 that are closed, for its scope: what is opened
+// meanwhile cannot be taken for standard output.
+class StandardDescriptors {
+ public:
+  StandardDescriptors();
+
+ private:
+  Descriptor fillers_[3];
+};
+
 int parent_process_id();
 // 128 random bits as 32 hex digits.
 std::string random_hex_128();

@@ -278,6 +278,31 @@ TEST(Launch, ForwardsSignals) {
   EXPECT_EQ(count_marked(mark), 0);
 }
 
+// What is opened in the place of a closed descriptor is not taken for it.
+TEST(Launch, ClosedStandardDescriptorsEndNothing) {
+  const std::vector<std::vector<int>> cases = {{0}, {1}, {2}, {0, 1}, {1, 2}, {0, 1, 2}};
+  for (const std::vector<int>& closed : cases) {
+    const std::string mark = fresh_mark("closed");
+    Tool tool(launch_words(2, "echo out; echo err >&2", {"--timeout", "30"}), mark, "/dev/null",
+              "/dev/null", [&] {
+                for (const int fd : closed) close(fd);
+                return true;
+              });
+    const int status = tool.wait();
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status << " " << closed.size();
+    EXPECT_EQ(count_marked(mark), 0);
+  }
+}
+
+TEST(Launch, WrongValuesBeforeTheCommandAreNamed) {
+  for (const auto& [option, value] :
+       {std::pair{"-n", "65"}, {"-n", "0"}, {"-n", "x"}, {"--timeout", "nan"}, {"--grace", "-1"}}) {
+    const CliResult result = run_cli({"launch", option, value, "--", "true"});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_NE(result.err.find(fmt::format("'{}' is n", value)), std::string::npos) << result.err;
+  }
+}
+
 TEST(Launch, StopsAndGoesOn) {
   const std::string dir = fresh_dir("stop");
   const std::string mark = fresh_mark("stop");
@@ -447,7 +472,8 @@ TEST(RunProcesses, AStoppedRankIsNamedAndNotWaitedFor) {
                                               "4", "--simulate", "stop=1@60", "--repeat", "9"}));
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_EQ(result.out, "");
-  EXPECT_EQ(count_of("4000 ms for rank 1 ", result.err), 2) << result.err;
+  // By the survivor that gave up first; the other was aborted by it and need not repeat it.
+  EXPECT_GE(count_of("4000 ms for rank 1 ", result.err), 1) << result.err;
   EXPECT_NE(result.err.find("simulated: seed=0,stop=1@60"), std::string::npos) << result.err;
   // The launcher's own patience would be 10 s and more.
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(9));
