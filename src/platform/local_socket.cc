@@ -2,6 +2,7 @@
 #include "platform/local_socket.h"
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -65,6 +66,13 @@ void take_descriptors(msghdr& header, std::vector<Descriptor>* descriptors) {
       descriptors->emplace_back(fd);
     }
   }
+}
+
+// "; this process may have 1024 open files (ulimit -n)".
+std::string open_files_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
+  return fmt::format("; this process may have {} open files (ulimit -n)", limit.rlim_cur);
 }
 
 }  // namespace
@@ -131,9 +139,13 @@ Result<SocketMessage> LocalSocket::receive(size_t max_bytes, Deadline deadline) 
     return error(StatusCode::kPeerLost, "the other end closed the connection");
   }
   if (size < 0) return error(StatusCode::kIo, "cannot receive: {}", std::strerror(errno));
-  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-    return error(StatusCode::kCorruptData, "a message is longer than {} bytes or {} descriptors",
-                 max_bytes, kMaxMessageDescriptors);
+  if ((header.msg_flags & MSG_TRUNC) != 0) {
+    return error(StatusCode::kCorruptData, "a message is longer than {} bytes", max_bytes);
+  }
+  // There is room for as many as one message may have: this process could take no more of them.
+  if ((header.msg_flags & MSG_CTRUNC) != 0) {
+    return error(StatusCode::kOutOfMemory, "cannot take the descriptors of a message{}",
+                 open_files_limit());
   }
   message.bytes.resize(static_cast<size_t>(size));
   return message;
@@ -164,12 +176,16 @@ Result<LocalListener> LocalListener::listen(const std::string& name) {
 Result<LocalSocket> LocalListener::accept() {
   Descriptor socket(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
   if (!socket.is_open()) {
-    return error(StatusCode::kIo, "cannot accept a connection: {}", std::strerror(errno));
+    const bool is_full = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+    return error(is_full ? StatusCode::kOutOfMemory : StatusCode::kIo,
+                 "cannot accept a connection: {}{}", std::strerror(errno), open_files_limit());
   }
   return LocalSocket(std::move(socket));
 }
 
 std::vector<size_t> wait_readable(std::span<const int> descriptors, Deadline deadline) {
+  // A crowd that always has something to say must not outlast the deadline.
+  if (deadline.passed()) return {};
   std::vector<pollfd> polls;
   for (const int fd : descriptors) polls.push_back({fd, POLLIN, 0});
   std::vector<size_t> ready;

@@ -37,7 +37,7 @@ class LocalSocket {
   // Errors: kPeerLost when the other end is gone, kIo.
   Status send(std::span<const std::byte> bytes, std::span<const int> descriptors);
   // Errors: kTimeout, kPeerLost when the other end closed, kCorruptData for a message longer than
-  // `max_bytes`, kIo.
+  // `max_bytes`, kOutOfMemory when its descriptors do not fit this process, naming the limit; kIo.
   Result<SocketMessage> receive(size_t max_bytes, Deadline deadline);
   PeerCredentials peer() const;
   int descriptor() const { return socket_.get(); }
@@ -54,7 +54,8 @@ class LocalListener {
   // kNotFound is never returned; kInvalidArgument for a name longer than 100 bytes; kDisagree when the
   // name is taken; kIo.
   static Result<LocalListener> listen(const std::string& name);
-  // Precondition: the listener is readable (wait_readable).
+  // Precondition: the listener is readable (wait_readable). Errors: kOutOfMemory naming the limit of open files;
+  // kIo, also when the other end has gone meanwhile.
   Result<LocalSocket> accept();
   int descriptor() const { return socket_.get(); }
 
@@ -62,8 +63,8 @@ class LocalListener {
   Descriptor socket_;
 };
 
-// Waits until one of the descriptors can be read or its other end is closed; indices of those. Empty when
-// the deadline passed.
+// Waits until one of the descriptors can be read or its other end is closed; indices of those, rising. Empty
+// when the deadline has passed, also when it had before the call.
 std::vector<size_t> wait_readable(std::span<const int> descriptors, Deadline deadline);
 
 int own_uid();

@@ -27,6 +27,7 @@ namespace argosy::transport::shm {
 namespace {
 
 using platform::Deadline;
+using platform::Descriptor;
 using std::chrono::milliseconds;
 
 std::string new_job(const char* what) {
@@ -202,6 +203,49 @@ TEST(ShmMeeting, NoRoomForTheHeapIsNamedWithBytesAndLimit) {
                           contains(status, std::to_string(kDefaultHeapBytes) + " bytes") &&
                           contains(status, "RLIMIT_AS (ulimit -v) is 8589934592 bytes");
     if (!is_right) std::fprintf(stderr, "%s\n", status.to_string().c_str());
+    _exit(is_right ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+// In a process of its own: the limit is the process's. Rank 0 can take no connection, or not the descriptors that
+// come with one: it says so, and when its time has come it ends.
+TEST(ShmMeeting, NoDescriptorsForTheOthersIsNamedInTime) {
+  const pid_t child = fork();
+  if (child == 0) {
+    bool is_right = true;
+    for (const int spare : {3, 4, 5, 6}) {
+      const std::string job = new_job("descriptors");
+      Status status;
+      std::vector<Descriptor> fillers;
+      rlimit limit{};
+      getrlimit(RLIMIT_NOFILE, &limit);
+      const pid_t guest = fork();
+      if (guest == 0) {
+        (void)attach(seat_of(job, 1, 3), {}, Deadline::after(milliseconds(2000)));
+        _exit(0);
+      }
+      limit.rlim_cur = 64;
+      setrlimit(RLIMIT_NOFILE, &limit);
+      while (true) {
+        fillers.emplace_back(dup(0));
+        if (!fillers.back().is_open()) break;
+      }
+      fillers.resize(fillers.size() - 1 - static_cast<size_t>(spare));
+      const platform::Clock::time_point start = platform::Clock::now();
+      status = attach(seat_of(job, 0, 3), {}, Deadline::after(milliseconds(1000))).error();
+      // With room for a socket the third rank's absence is all there is to say.
+      const bool is_named =
+          (status.code() == StatusCode::kOutOfMemory && contains(status, "64 open files")) ||
+          (status.code() == StatusCode::kTimeout && contains(status, "for rank 2"));
+      is_right = is_right && is_named && platform::Clock::now() - start < milliseconds(20'000);
+      if (!is_named) std::fprintf(stderr, "%d: %s\n", spare, status.to_string().c_str());
+      fillers.clear();
+      kill(guest, SIGKILL);
+      waitpid(guest, nullptr, 0);
+    }
     _exit(is_right ? 0 : 1);
   }
   int status = -1;

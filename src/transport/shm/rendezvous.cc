@@ -145,7 +145,7 @@ class Host {
     std::vector<size_t> heard;
     for (const size_t index : ready) {
       if (index == 0) {
-        accept_guest();
+        ARGOSY_RETURN_IF_ERROR(accept_guest());
       } else if (index <= num_arrived) {
         heard.push_back(index - 1);
       } else {
@@ -161,12 +161,17 @@ class Host {
     return {};
   }
 
-  void accept_guest() {
+  // Errors: kOutOfMemory. One that came and went, or belongs to another user, is none of this job.
+  Status accept_guest() {
     Result<LocalSocket> socket = listener_.accept();
-    // Another user's process is none of this job.
-    if (socket.has_value() && socket->peer().uid == platform::own_uid()) {
-      arrived_.push_back(std::move(*socket));
-    }
+    if (!socket.has_value()) return joining_error(socket.error());
+    if (socket->peer().uid == platform::own_uid()) arrived_.push_back(std::move(*socket));
+    return {};
+  }
+
+  static Status joining_error(const Status& status) {
+    if (status.code() != StatusCode::kOutOfMemory) return {};
+    return base::error(status.code(), "joining the group: rank 0: {}", status.message());
   }
 
   // Removes those of arrived_ at `indices`, which rise.
@@ -181,7 +186,7 @@ class Host {
 
   Status seat_guest(LocalSocket socket, Deadline deadline) {
     Result<SocketMessage> message = socket.receive(sizeof(Hello), deadline);
-    if (!message.has_value()) return {};  // came and went, or no rank
+    if (!message.has_value()) return joining_error(message.error());
     const std::optional<Hello> hello = parse<Hello>(*message);
     if (!hello.has_value()) return {};
     const int pid = socket.peer().pid;
@@ -291,7 +296,7 @@ class Host {
         const std::optional<Hello> hello = parse<Hello>(*message);
         if (hello.has_value()) note_told(hello->rank);
       }
-      if (has_guest) accept_guest();
+      if (has_guest && !accept_guest().ok()) return;
     }
   }
 
@@ -342,11 +347,10 @@ Result<Meeting> visit(const Seat& seat, const Status& own, const Descriptor& mem
   if (!own.ok()) return own;
   Result<SocketMessage> answer = socket.receive(sizeof(Welcome), deadline);
   if (!answer.has_value()) {
-    return base::error(
-        answer.error().code(),
-        "joining the group: rank {} has no answer of rank 0 (pid {}) of job {}, socket "
-        "@{}: {}",
-        seat.rank, host.pid, seat.job, socket_name(seat), answer.error().message());
+    return base::error(answer.error().code(),
+                       "joining the group: rank {} got no answer of pid {}, which holds rank 0's "
+                       "socket @{} of job {}: {}",
+                       seat.rank, host.pid, socket_name(seat), seat.job, answer.error().message());
   }
   const std::optional<Welcome> welcome = parse<Welcome>(*answer);
   if (!welcome.has_value()) {
