@@ -84,7 +84,7 @@ Json to_json(const Info& info) {
                  {"cap", info.cpu.cap.empty() ? Json(nullptr) : Json(info.cpu.cap)}}},
                {"dot_order", std::string(name_of(info.dot_order))},
                {"caches", caches},
-               {"transports", {"inproc"}}};
+               {"transports", {"inproc", "shm"}}};
   if (info.rates.has_value()) json["measured"] = to_json(*info.rates);
   return json;
 }
@@ -133,7 +133,8 @@ std::string to_text(const Info& info) {
     lines.emplace_back(fmt::format("cache L{} {}", cache.level, cache.type),
                        fmt::format("{} KiB", cache.bytes / 1024));
   }
-  lines.emplace_back("transports", "inproc (ranks are threads of one process)");
+  lines.emplace_back("transports",
+                     "inproc (ranks are threads of one process), shm (processes of one host)");
   std::string text;
   for (const auto& [name, value] : lines) text += fmt::format("{:<22}{}\n", name, value);
   if (info.rates.has_value()) text += "\n" + to_text(*info.rates);

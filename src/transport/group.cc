@@ -68,11 +68,18 @@ Status check_deadline(const char* name, std::chrono::milliseconds deadline) {
                        kMaxDeadline.count());
 }
 
+bool uses_shm(const GroupOptions& options) {
+  if (options.transport != TransportKind::kAuto) return options.transport == TransportKind::kShm;
+  return options.inproc == nullptr && options.num_ranks != 1;
+}
+
 Result<LocalFacts> find_local_facts(const GroupOptions& options, const JoinOverrides& overrides) {
   ARGOSY_RETURN_IF_ERROR(check_deadline("startup_deadline", options.startup_deadline));
   ARGOSY_RETURN_IF_ERROR(check_deadline("step_deadline", options.step_deadline));
   LocalFacts facts;
   ARGOSY_ASSIGN_OR_RETURN(facts.trouble, transport::sim::parse(options.simulate));
+  ARGOSY_RETURN_IF_ERROR(
+      transport::sim::check(facts.trouble, options.num_ranks, uses_shm(options)));
   ARGOSY_ASSIGN_OR_RETURN(const CpuInfo* cpu, cpu_info());
   ARGOSY_ASSIGN_OR_RETURN(facts.level, resolve_level(options.level));
   facts.has_amx = overrides.has_amx.value_or(cpu->has(Level::kAmx));
@@ -91,11 +98,6 @@ uint64_t new_group_id() {
   id = (id ^ (id >> 27)) * 0x94D049BB133111EBu;
   id ^= id >> 31;
   return id != 0 ? id : 1;
-}
-
-bool uses_shm(const GroupOptions& options) {
-  if (options.transport != TransportKind::kAuto) return options.transport == TransportKind::kShm;
-  return options.inproc == nullptr && options.num_ranks != 1;
 }
 
 Result<std::shared_ptr<InprocWorld>> find_world(const GroupOptions& options) {

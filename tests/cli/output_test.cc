@@ -147,7 +147,7 @@ TEST(Info, NamesLevelsCoresAndTransports) {
   const json info = result.json();
   ASSERT_FALSE(info.is_discarded()) << result.out;
   EXPECT_GE(info["cores"].get<int>(), 1);
-  EXPECT_EQ(info["transports"], json({"inproc"}));
+  EXPECT_EQ(info["transports"], json({"inproc", "shm"}));
   const json& built = info["levels"]["built"];
   EXPECT_NE(std::find(built.begin(), built.end(), json("generic")), built.end());
   EXPECT_TRUE(info["levels"]["failed_self_test"].empty());

@@ -29,13 +29,32 @@ TEST(Trouble, WrongWordsAreNamed) {
         "delay_us=10000001", "kill=1", "kill=1@", "kill=@1", "kill=1024@1", "kill=1@2:3",
         "kill=1@x", "pause=1@2", "pause=1@2:", "pause=1@2:3600001", "stop=1@9223372036854775808",
         " seed=1"}) {
-    const Status status = parse(std::string("seed=1,") + word).error();
+    const Status status = parse(std::string("pause_us=1,") + word).error();
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << word;
     EXPECT_NE(status.message().find("'" + std::string(word) + "'"), std::string::npos)
         << status.message();
   }
-  EXPECT_FALSE(parse("kill=1@2,stop=1@3").has_value());
   EXPECT_FALSE(parse("seed=1,,kill=1@2").has_value());
+}
+
+TEST(Trouble, NothingIsSaidTwice) {
+  for (const auto& [text, told] :
+       {std::pair{"kill=1@2,stop=1@3", "'stop=1@3' is a second fault"},
+        {"seed=1,seed=1", "'seed=1' is a second seed"},
+        {"delay_us=1,seed=1,delay_us=2", "'delay_us=2' is a second delay_us"}}) {
+    const Status status = parse(text).error();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(told), std::string::npos) << status.message();
+  }
+}
+
+TEST(Trouble, FitsTheGroup) {
+  EXPECT_TRUE(check(parse("kill=3@1").value(), 4, true).ok());
+  EXPECT_TRUE(check(parse("throw=3@1").value(), 4, false).ok());
+  EXPECT_TRUE(check(parse("seed=1,delay_us=5").value(), 1, false).ok());
+  EXPECT_FALSE(check(parse("kill=4@1").value(), 4, true).ok());
+  EXPECT_FALSE(check(parse("kill=3@1").value(), 4, false).ok());
+  EXPECT_FALSE(check(parse("stop=0@1").value(), 4, false).ok());
 }
 
 TEST(Courier, KeepsTheOrderOfAPeerAndOvertakesBetweenPeers) {

@@ -3,7 +3,7 @@
 //
 // Nothing it does breaks what an endpoint promises (endpoint.h): puts and signals to one peer keep their
 // order, those to different peers overtake each other. A step is one call of alloc, put, put_multi, signal,
-// put_signal, wait_all or barrier after the rank has taken its seat, counted from 0. Decisions depend on seed,
+// wait_all or barrier after the rank has taken its seat, counted from 0 (a put_signal is two). Decisions depend on seed,
 // rank and step only. Test: tests/transport/sim_test.cc, tests/transport/failure_test.cc.
 #pragma once
 
@@ -40,6 +40,8 @@ struct Trouble {
 // stop=RANK@STEP, throw=RANK@STEP, pause=RANK@STEP:MS, at most one of these. Errors: kInvalidArgument naming
 // the word.
 Result<Trouble> parse(std::string_view text);
+// kInvalidArgument for a rank that the group has not, and for a fault of processes among threads.
+Status check(const Trouble& trouble, int num_ranks, bool are_processes);
 std::string to_string(const Trouble& trouble);
 
 // Errors of the endpoint name `trouble` and the step.

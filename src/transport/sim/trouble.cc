@@ -4,6 +4,7 @@
 #include <charconv>
 #include <limits>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -73,7 +74,6 @@ bool read_fault(std::string_view value, Trouble* trouble) {
 bool read_word(std::string_view word, Trouble* trouble) {
   const auto [name, value] = split(word, '=');
   if (const Fault fault = fault_named(name); fault != Fault::kNone) {
-    if (trouble->fault != Fault::kNone) return false;
     trouble->fault = fault;
     return read_fault(value, trouble);
   }
@@ -97,18 +97,38 @@ bool read_word(std::string_view word, Trouble* trouble) {
 
 Result<Trouble> parse(std::string_view text) {
   Trouble trouble;
+  std::set<std::string_view> seen;
   while (!text.empty()) {
     const auto [word, rest] = split(text, ',');
+    const std::string_view name = split(word, '=').first;
+    const std::string_view kind = fault_named(name) == Fault::kNone ? name : "fault";
+    if (!seen.insert(kind).second) {
+      return base::invalid("simulate: '{}' is a second {}; there can be one", word, kind);
+    }
     if (!read_word(word, &trouble)) {
       return base::invalid(
-          "simulate: '{}' is none of seed=N, delay_us=0..{}, pause_us=0..{}, and one of kill, "
-          "stop, "
-          "throw =RANK@STEP, pause=RANK@STEP:MS",
-          word, kMaxMicroseconds, kMaxMicroseconds);
+          "simulate: '{}' is none of seed=N, delay_us=0..{}, pause_us=0..{}, kill=RANK@STEP, "
+          "stop=RANK@STEP, throw=RANK@STEP, pause=RANK@STEP:MS (RANK 0..{}, MS 0..{})",
+          word, kMaxMicroseconds, kMaxMicroseconds, kMaxRank, kMaxMilliseconds);
     }
     text = rest;
   }
   return trouble;
+}
+
+Status check(const Trouble& trouble, int num_ranks, bool are_processes) {
+  if (trouble.fault == Fault::kNone) return {};
+  if (trouble.rank >= num_ranks) {
+    return base::invalid("simulate: {}={}@{}, but the ranks are 0 to {}", name_of(trouble.fault),
+                         trouble.rank, trouble.step, num_ranks - 1);
+  }
+  const bool hits_process = trouble.fault == Fault::kKill || trouble.fault == Fault::kStop;
+  if (hits_process && !are_processes) {
+    return base::invalid(
+        "simulate: {} needs ranks that are processes (transport shm); these share one",
+        name_of(trouble.fault));
+  }
+  return {};
 }
 
 std::string to_string(const Trouble& trouble) {
