@@ -56,8 +56,8 @@ struct RanksResult {
   std::string transport;
   std::vector<MoeReport> reports;          // [R], of the last repeat
   std::vector<int64_t> weight_bytes_read;  // [R]
-  std::vector<std::vector<int32_t>>
-      pinned_cpus;  // [R][threads], -1 = not bound; [R][0]: none asked
+  // [R][threads], -1 = not bound; empty lists: nobody tried.
+  std::vector<std::vector<int32_t>> pinned_cpus;
   WeightBytes weight_bytes;
   std::vector<StageTimes> slowest_rank_seconds;  // [repeat]
 };

@@ -194,7 +194,7 @@ Result<std::unique_ptr<MemoryProbe>> MemoryProbe::create(int num_threads, int64_
   auto state = std::make_unique<State>();
   state->num_threads = num_threads;
   // Halves begin on pages.
-  constexpr int64_t kUnit = 2 * 4096;
+  constexpr int64_t kUnit = int64_t{2} * 4096;
   state->bytes_per_thread = std::max(kUnit, bytes / num_threads / kUnit * kUnit);
   for (int thread = 0; thread < num_threads; ++thread) {
     ARGOSY_ASSIGN_OR_RETURN(platform::MappedMemory part,
