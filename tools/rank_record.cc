@@ -61,6 +61,7 @@ struct Scalars {
   int64_t num_nonfinite_rows = 0;
   int64_t row_bytes = 0;
   int64_t dropped_spans = 0;
+  WeightBytes weight_bytes;
   StageTimes seconds;
 };
 
@@ -71,17 +72,17 @@ bool each_field(Field& field, Record& record, std::vector<Scalars>& scalars) {
          field(record.report.rows_per_rank) && field(record.report.sent_rows) &&
          field(record.report.sent_rows_dedup) && field(record.report.spans) &&
          field(record.seconds) && field(record.output) && field(record.topk_idx) &&
-         field(record.topk_weights);
+         field(record.topk_weights) && field(record.pinned_cpus);
 }
 
 }  // namespace
 
 std::vector<std::byte> to_bytes(const RankRecord& record) {
   const MoeReport& report = record.report;
-  std::vector<Scalars> scalars = {{record.weight_bytes_read, report.num_rounds,
-                                   report.dispatch_bytes, report.combine_bytes,
-                                   report.saved_by_dedup_bytes, report.num_nonfinite_rows,
-                                   report.row_bytes, report.dropped_spans, report.seconds}};
+  std::vector<Scalars> scalars = {
+      {record.weight_bytes_read, report.num_rounds, report.dispatch_bytes, report.combine_bytes,
+       report.saved_by_dedup_bytes, report.num_nonfinite_rows, report.row_bytes,
+       report.dropped_spans, record.weight_bytes, report.seconds}};
   Writer writer;
   each_field(writer, record, scalars);
   return writer.take();
@@ -104,6 +105,7 @@ Result<RankRecord> rank_record_from(std::span<const std::byte> bytes) {
   }
   const Scalars& one = scalars[0];
   record.weight_bytes_read = one.weight_bytes_read;
+  record.weight_bytes = one.weight_bytes;
   record.report.num_rounds = one.num_rounds;
   record.report.dispatch_bytes = one.dispatch_bytes;
   record.report.combine_bytes = one.combine_bytes;

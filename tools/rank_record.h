@@ -14,13 +14,22 @@
 
 namespace argosy::tools {
 
+// What the weights of a layer hold, without padding. The same on every rank.
+struct WeightBytes {
+  int64_t gate = 0;    // the router's
+  int64_t expert = 0;  // of one expert
+  int64_t shared = 0;  // of all shared experts and their gate
+};
+
 struct RankRecord {
   int64_t weight_bytes_read = 0;
-  MoeReport report;                 // of the last repeat
-  std::vector<StageTimes> seconds;  // [repeat]
-  std::vector<std::byte> output;    // [the rank's tokens, H] in the input's dtype
-  std::vector<int32_t> topk_idx;    // [the rank's tokens, K]
-  std::vector<float> topk_weights;  // [the rank's tokens, K]
+  WeightBytes weight_bytes;
+  MoeReport report;                  // of the last repeat
+  std::vector<StageTimes> seconds;   // [repeat]
+  std::vector<std::byte> output;     // [the rank's tokens, H] in the input's dtype
+  std::vector<int32_t> topk_idx;     // [the rank's tokens, K]
+  std::vector<float> topk_weights;   // [the rank's tokens, K]
+  std::vector<int32_t> pinned_cpus;  // Group::pinned_cpus()
 };
 
 std::vector<std::byte> to_bytes(const RankRecord& record);

@@ -2,10 +2,12 @@
 #include "tools/report_page.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 
 #include "argosy/plan.h"
 #include "tools/chart.h"
@@ -81,6 +83,7 @@ std::string head(const RunReport& report) {
   html += fact("experts", fmt::format("{}, top-{}", report.experts, report.top_k));
   html += fact("ranks",
                fmt::format("{} x {}", report.ranks, plural(report.threads_per_rank, "thread")));
+  html += wide_fact("threads", report.pinning);
   html += fact("transport", report.transport);
   html += fact("level", report.level);
   html += fact("dot_order", report.dot_order);
@@ -203,15 +206,24 @@ std::string time_line(const RunReport& report) {
   return section("Time line", text, key + scrolling(time_lanes(report.rank_reports)));
 }
 
-double seconds_of_stage(const RunReport& report, MoeStage stage) {
+Stage find_stage(const RunReport& report, MoeStage stage) {
   for (const Stage& one : report.stages) {
-    if (one.name == name_of(stage)) return one.seconds;
+    if (one.name == name_of(stage)) return one;
   }
-  return 0;
+  return {};
+}
+
+// The cells of a floor and of its share of the time; none when nothing was measured.
+std::string floor_cells(const RunReport& report, double floor, double seconds) {
+  if (!report.floors.has_value()) return "";
+  const std::optional<double> share = reached(floor, seconds);
+  if (!share.has_value()) return "<td></td><td></td>";
+  return fmt::format("<td>{}</td><td>{:.1f} %</td>", ms(floor), *share * 100);
 }
 
 std::string stage_line(const RunReport& report, MoeStage stage, double longest) {
-  const double seconds = seconds_of_stage(report, stage);
+  const Stage one = find_stage(report, stage);
+  const double seconds = one.seconds;
   double fastest = INFINITY;
   double slowest = 0;
   for (const MoeReport& rank : report.rank_reports) {
@@ -219,19 +231,20 @@ std::string stage_line(const RunReport& report, MoeStage stage, double longest) 
     slowest = std::max(slowest, seconds_of(rank.seconds, stage));
   }
   return fmt::format(
-      "<tr><td>{0}</td><td>{1}</td><td class=\"share\"><span class=\"{0}\" "
-      "style=\"width:{2:.1f}%\"></span></td><td>{3}</td><td>{4}</td></tr>\n",
-      name_of(stage), ms(seconds), longest > 0 ? 100 * seconds / longest : 0, ms(fastest),
-      ms(slowest));
+      "<tr><td>{0}</td><td>{1}</td>{2}<td class=\"share\"><span class=\"{0}\" "
+      "style=\"width:{3:.1f}%\"></span></td><td>{4}</td><td>{5}</td></tr>\n",
+      name_of(stage), ms(seconds), floor_cells(report, one.floor_seconds, seconds),
+      longest > 0 ? 100 * seconds / longest : 0, ms(fastest), ms(slowest));
 }
 
 std::string stages(const RunReport& report) {
   double longest = 0;
   for (const Stage& stage : report.stages) longest = std::max(longest, stage.seconds);
   std::string html = fmt::format(
-      "<table>\n<tr><th>stage</th><th>ms, slowest rank{}</th><th></th>"
+      "<table>\n<tr><th>stage</th><th>ms, slowest rank{}</th>{}<th></th>"
       "<th>last run, fastest rank</th><th>last run, slowest rank</th></tr>\n",
-      report.repeat > 1 ? fmt::format(", median of {}", report.repeat) : "");
+      report.repeat > 1 ? fmt::format(", median of {}", report.repeat) : "",
+      report.floors.has_value() ? "<th>floor</th><th>reached</th>" : "");
   for (const MoeStage stage : kStagesInTime) html += stage_line(report, stage, longest);
   double fastest = INFINITY;
   double slowest = 0;
@@ -240,12 +253,81 @@ std::string stages(const RunReport& report) {
     slowest = std::max(slowest, rank.seconds.total);
   }
   html += fmt::format(
-      "<tr class=\"sum\"><td>total</td><td>{}</td><td></td><td>{}</td><td>{}</td></tr>\n</table>\n",
-      ms(report.total_seconds), ms(fastest), ms(slowest));
+      "<tr "
+      "class=\"sum\"><td>total</td><td>{}</td>{}<td></td><td>{}</td><td>{}</td></tr>\n</table>\n",
+      ms(report.total_seconds),
+      floor_cells(report, report.floors.has_value() ? report.floors->total : 0,
+                  report.total_seconds),
+      ms(fastest), ms(slowest));
   return section("Stages",
                  "The slowest rank of every stage; the stages of several ranks overlap, "
                  "so they need not add up to the total.",
                  scrolling(html));
+}
+
+// --- floors ---
+
+std::string giga(double per_second) { return fmt::format("{:.1f}", per_second / 1e9); }
+
+std::string rates_table(const FloorRates& rates) {
+  const auto line = [&](std::string name, double Rates::*rate) {
+    return std::vector<std::string>{std::move(name), giga(rates.one_rank.*rate),
+                                    giga(rates.all_ranks.*rate)};
+  };
+  return table(
+      {{"measured after the run", "one rank", "all ranks"},
+       {"threads", std::to_string(rates.one_rank.num_threads),
+        std::to_string(rates.all_ranks.num_threads)},
+       line(escaped(rates.bf16_instruction) + ", products of bf16, GFLOP/s", &Rates::bf16_peak),
+       line(escaped(rates.f32_instruction) + ", products of fp32, GFLOP/s", &Rates::f32_peak),
+       line("memory, read, GB/s", &Rates::memory_read),
+       line("memory, read and written, GB/s", &Rates::memory_moved),
+       line("last cache, read, GB/s", &Rates::cache_read),
+       line("last cache, read and written, GB/s", &Rates::cache_moved)},
+      false);
+}
+
+std::string rank_floors_table(const RunReport& report) {
+  Lines lines = {{"ms, at least"}};
+  for (const MoeStage stage : kStagesInTime) lines[0].emplace_back(name_of(stage));
+  for (size_t rank = 0; rank < report.floors->ranks.size(); ++rank) {
+    lines.push_back({fmt::format("rank {}", rank)});
+    for (const MoeStage stage : kStagesInTime) {
+      lines.back().push_back(ms(report.floors->ranks[rank][static_cast<size_t>(stage)]));
+    }
+  }
+  return table(lines, false);
+}
+
+std::string floors(const RunReport& report) {
+  if (!report.floors.has_value()) {
+    return report.floors_note.empty() ? "" : section("Floors", escaped(report.floors_note), "");
+  }
+  const FloorRates& rates = report.floors->rates;
+  const std::string text = fmt::format(
+      "The least time that arithmetic and memory allow for a stage's work. The floor of a stage is "
+      "the largest of any rank's, each as if alone on the machine; the total's also counts what "
+      "all "
+      "ranks have to do together. Peaks are of registers only; the memory's rates were taken over "
+      "{} bytes, and a "
+      "stage of which no rank touches more than the last cache, {} bytes, has the cache's.",
+      rates.memory_bytes, rates.last_cache_bytes);
+  return section("Floors", text,
+                 "<div class=\"beside\">\n" + scrolling(rates_table(rates)) +
+                     scrolling(rank_floors_table(report)) + "</div>\n");
+}
+
+// --- pinning ---
+
+std::string cores(const RunReport& report) {
+  Lines lines = {{"", "cores, thread by thread"}};
+  for (size_t rank = 0; rank < report.pinned_cpus.size(); ++rank) {
+    if (report.pinned_cpus[rank].empty()) continue;
+    lines.push_back({fmt::format("rank {}", rank),
+                     fmt::format("{}", fmt::join(report.pinned_cpus[rank], ", "))});
+  }
+  if (lines.size() == 1) return "";
+  return section("Cores", "Each thread stays on its own.", scrolling(table(lines, false)));
 }
 
 // --- checks ---
@@ -329,6 +411,7 @@ std::string report_page(const RunReport& report) {
       "<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n<header>\n{}</header>\n<main>\n",
       title, kReportStyle, head(report));
   html += checks(report) + load(report) + traffic(report) + time_line(report) + stages(report);
+  html += floors(report) + cores(report);
   html += "</main>\n<footer>argosy " ARGOSY_VERSION "</footer>\n</body>\n</html>\n";
   return html;
 }

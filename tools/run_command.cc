@@ -25,8 +25,10 @@
 #include "tools/commands.h"
 #include "tools/compare.h"
 #include "tools/console.h"
+#include "tools/floors.h"
 #include "tools/option_checks.h"
 #include "tools/output_files.h"
+#include "tools/pinning_text.h"
 #include "tools/progress.h"
 #include "tools/report_page.h"
 #include "tools/run_ranks.h"
@@ -53,6 +55,8 @@ struct RunOptions {
   int threads_per_rank = 1;
   std::string dot_order = "auto";
   std::string level;
+  std::string pin = "auto";
+  std::string floors = "on";
   std::string compare;
   std::string check = "64";
   std::optional<double> tolerance;
@@ -103,6 +107,7 @@ Result<RunRanksOptions> ranks_options(const RunOptions& options) {
   if (options.timeout_seconds.has_value()) {
     ranks.deadline = std::chrono::milliseconds(std::llround(*options.timeout_seconds * 1e3));
   }
+  ranks.pin = options.pin == "on" ? Pin::kOn : options.pin == "off" ? Pin::kOff : Pin::kAuto;
   ranks.receive_budget_bytes = options.receive_budget;
   ranks.repeat = options.repeat;
   ranks.simulate = options.simulate;
@@ -189,10 +194,70 @@ RunReport report_of(const RunOptions& options, const Inputs& inputs, const Ranks
   }
   report.stages = stages_of(result.slowest_rank_seconds);
   report.total_seconds = median_of(result.slowest_rank_seconds, &StageTimes::total);
+  report.pinned_cpus = result.pinned_cpus;
+  const Result<const CpuInfo*> cpu = cpu_info();
+  report.pinning = options.pin == "off" ? "threads not pinned: switched off"
+                                        : pinning_text(result.pinned_cpus, options.threads_per_rank,
+                                                       cpu.has_value() ? (*cpu)->num_cores : 1);
   report.tolerance = options.tolerance.value_or(is_f32 ? kToleranceF32 : kToleranceBf16);
   report.weights_tolerance =
       is_f32 ? kWeightsToleranceF32 : std::numeric_limits<double>::infinity();
   return report;
+}
+
+LayerCosts costs_of(const ModelConfig& config, const RanksResult& result) {
+  LayerCosts costs;
+  costs.hidden_dtype = std::as_const(result.output).view().dtype;
+  costs.hidden = config.hidden;
+  costs.intermediate = config.intermediate;
+  costs.num_experts = config.router.num_experts;
+  costs.shared_intermediate = config.shared_intermediate;
+  costs.shared_gate = config.shared_gate;
+  costs.gate_bytes = result.weight_bytes.gate;
+  costs.expert_bytes = result.weight_bytes.expert;
+  costs.shared_bytes = result.weight_bytes.shared;
+  return costs;
+}
+
+RankWork work_of_rank(const RunReport& report, int rank) {
+  const MoeReport& moe = report.rank_reports[static_cast<size_t>(rank)];
+  const auto owned = [&](int64_t count, int at) { return owned_begin(count, report.ranks, at); };
+  RankWork work;
+  work.tokens = owned(report.tokens, rank + 1) - owned(report.tokens, rank);
+  for (const int64_t rows : moe.sent_rows) work.sent_rows += rows;
+  work.rows = report.rows_per_rank[static_cast<size_t>(rank)];
+  for (int64_t expert = owned(report.experts, rank); expert < owned(report.experts, rank + 1);
+       ++expert) {
+    if (report.rows_per_expert[static_cast<size_t>(expert)] > 0) ++work.experts_hit;
+  }
+  return work;
+}
+
+// Right after the run, while the machine is as it was. Results stand without: where the machine
+// cannot be measured, the report says why.
+void add_floors(const Inputs& inputs, const RanksResult& result, RunReport* report) {
+  FloorOptions options;
+  options.num_ranks = report->ranks;
+  options.threads_per_rank = report->threads_per_rank;
+  options.level = result.level;
+  const Result<FloorRates> rates = measure_floor_rates(options);
+  if (!rates.has_value()) {
+    report->floors_note = rates.error().message();
+    return;
+  }
+  const LayerCosts costs = costs_of(inputs.config, result);
+  std::vector<StageWorks> works;
+  for (int rank = 0; rank < report->ranks; ++rank) {
+    works.push_back(works_of(costs, work_of_rank(*report, rank)));
+  }
+  report->floors = floors_of(works, *rates);
+  for (Stage& stage : report->stages) {
+    for (size_t i = 0; i < kNumMoeStages; ++i) {
+      if (stage.name == name_of(static_cast<MoeStage>(i))) {
+        stage.floor_seconds = report->floors->stages[i];
+      }
+    }
+  }
 }
 
 // Adds the results of --check and --compare.
@@ -239,6 +304,7 @@ Status write_results(const RunOptions& options, const RanksResult& result,
 Result<RunReport> judge_and_write(const RunOptions& options, const Inputs& inputs,
                                   const RanksResult& result, Progress& progress) {
   RunReport report = report_of(options, inputs, result);
+  if (options.floors == "on") add_floors(inputs, result, &report);
   ARGOSY_RETURN_IF_ERROR(judge(options, inputs, result, progress, &report));
   progress.clear();
   ARGOSY_RETURN_IF_ERROR(write_results(options, result, report));
@@ -368,6 +434,13 @@ void add_layer_options(CLI::App& command, RunOptions& options) {
       ->type_name("T")
       ->check(whole_number(1, 1024));
   command
+      .add_option(
+          "--pin", options.pin,
+          "Bind threads to cores, rank after rank: auto (when each thread has a core of its "
+          "own), on, off (default: auto)")
+      ->type_name("auto|on|off")
+      ->check(one_of({"auto", "on", "off"}));
+  command
       .add_option("--dot-order", options.dot_order,
                   "Order of bf16 dot products: auto, amx, vdpbf16 (default: auto)")
       ->type_name("ORDER")
@@ -421,6 +494,12 @@ void add_result_options(CLI::App& command, RunOptions& options) {
           "for bf16)")
       ->type_name("X")
       ->check(number(0, std::numeric_limits<double>::max()));
+  command
+      .add_option("--floors", options.floors,
+                  "Put the least time that this machine allows beside every stage; measures it for "
+                  "about 0.1 s after the run: on, off (default: on)")
+      ->type_name("on|off")
+      ->check(one_of({"on", "off"}));
   command
       .add_option("--output", options.output,
                   "Write output, topk_idx and topk_weights to this safetensors file")

@@ -16,7 +16,6 @@
 #include "argosy/exchange.h"
 #include "argosy/group.h"
 #include "argosy/plan.h"
-#include "tools/rank_record.h"
 
 namespace argosy::tools {
 namespace {
@@ -51,11 +50,27 @@ struct LoadedWeights {
   int64_t bytes_read = 0;
 };
 
+WeightBytes weight_bytes_of(const MoeWeights& weights) {
+  const auto matrices = [](const PackedWeights& gate_up, const PackedWeights& down) {
+    const int64_t elements = 2 * gate_up.n() * gate_up.k() + down.n() * down.k();
+    return elements == 0 ? 0 : elements * size_of(gate_up.dtype());
+  };
+  return {weights.gate.num_bytes(), matrices(weights.gate_up, weights.down),
+          matrices(weights.shared_gate_up, weights.shared_down) + weights.shared_gate.num_bytes()};
+}
+
 Result<LoadedWeights> load(const RunRanksOptions& options, int rank) {
   ARGOSY_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model_dir));
   ARGOSY_ASSIGN_OR_RETURN(MoeWeights weights,
                           load_moe_weights(checkpoint, options.layer, rank, options.num_ranks));
   return LoadedWeights{std::move(weights), checkpoint.bytes_read()};
+}
+
+bool pins(const RunRanksOptions& options) {
+  if (options.pin != Pin::kAuto) return options.pin == Pin::kOn;
+  const Result<const CpuInfo*> cpu = cpu_info();  // joining reports its error
+  return cpu.has_value() &&
+         int64_t{options.num_ranks} * options.threads_per_rank <= (*cpu)->num_cores;
 }
 
 GroupOptions group_options(const RunRanksOptions& options, const RankSeat& seat) {
@@ -68,6 +83,7 @@ GroupOptions group_options(const RunRanksOptions& options, const RankSeat& seat)
   group.dot_order = options.dot_order;
   group.level = options.level;
   group.threads_per_rank = options.threads_per_rank;
+  if (pins(options)) group.pin_first_core = seat.rank * options.threads_per_rank;
   group.simulate = options.simulate;
   if (options.deadline.has_value()) {
     group.startup_deadline = *options.deadline;
@@ -96,6 +112,7 @@ Result<RankRecord> run_layer(const RunRanksOptions& options, const RankInput& in
   if (options.receive_budget_bytes.has_value()) {
     moe.receive_budget_bytes = *options.receive_budget_bytes;
   }
+  const WeightBytes weight_bytes = weight_bytes_of(loaded.weights);
   ARGOSY_ASSIGN_OR_RETURN(
       const std::unique_ptr<MoeLayer> layer,
       MoeLayer::create(group, input.config->router, std::move(loaded.weights), moe));
@@ -103,6 +120,8 @@ Result<RankRecord> run_layer(const RunRanksOptions& options, const RankInput& in
                           Tensor::zeros(input.hidden.dtype, {count, input.config->hidden}));
   RankRecord record;
   record.weight_bytes_read = loaded.bytes_read;
+  record.weight_bytes = weight_bytes;
+  record.pinned_cpus.assign(group.pinned_cpus().begin(), group.pinned_cpus().end());
   record.seconds.resize(static_cast<size_t>(options.repeat));  // all memory before the first run
   for (int64_t i = 0; i < options.repeat; ++i) {
     ARGOSY_RETURN_IF_ERROR(
@@ -158,6 +177,8 @@ Status add_record(const RunRanksOptions& options, RankRecord record, int rank,
                               num_ranks));
   }
   result->weight_bytes_read.push_back(record.weight_bytes_read);
+  result->weight_bytes = record.weight_bytes;
+  result->pinned_cpus.push_back(std::move(record.pinned_cpus));
   const size_t num_repeats = std::min(record.seconds.size(), result->slowest_rank_seconds.size());
   for (size_t i = 0; i < num_repeats; ++i) {
     for (double StageTimes::*const stage : kStages) {

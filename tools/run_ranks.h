@@ -21,14 +21,24 @@
 #include "argosy/status.h"
 #include "argosy/tensor.h"
 #include "tools/progress.h"
+#include "tools/rank_record.h"
 
 namespace argosy::tools {
+
+// Whether the threads of the ranks are bound to cores: rank r's to [r * t, (r + 1) * t) of the usable
+// ones, counted round.
+enum class Pin {
+  kAuto,  // when every thread of every rank gets a core of its own
+  kOn,
+  kOff,
+};
 
 struct RunRanksOptions {
   std::string model_dir;
   int64_t layer = 0;
   int num_ranks = 1;
   int threads_per_rank = 1;
+  Pin pin = Pin::kAuto;
   DotOrder dot_order = DotOrder::kAuto;
   std::optional<Level> level;
   std::optional<std::chrono::milliseconds> deadline;  // of start-up and of every step
@@ -44,8 +54,11 @@ struct RanksResult {
   DotOrder dot_order = DotOrder::kAuto;
   Level level = Level::kGeneric;
   std::string transport;
-  std::vector<MoeReport> reports;                // [R], of the last repeat
-  std::vector<int64_t> weight_bytes_read;        // [R]
+  std::vector<MoeReport> reports;          // [R], of the last repeat
+  std::vector<int64_t> weight_bytes_read;  // [R]
+  // [R][threads], -1 = not bound; empty lists: nobody tried.
+  std::vector<std::vector<int32_t>> pinned_cpus;
+  WeightBytes weight_bytes;
   std::vector<StageTimes> slowest_rank_seconds;  // [repeat]
 };
 

@@ -55,6 +55,43 @@ Json number_json(double value) {
   return value > 0 ? "inf" : "-inf";
 }
 
+Json reached_json(double floor_seconds, double seconds) {
+  const std::optional<double> share = reached(floor_seconds, seconds);
+  return share.has_value() ? Json(*share) : Json(nullptr);
+}
+
+Json rates_json(const Rates& rates) {
+  return {{"threads", rates.num_threads},
+          {"bf16_operations_per_second", rates.bf16_peak},
+          {"f32_operations_per_second", rates.f32_peak},
+          {"memory_read_bytes_per_second", rates.memory_read},
+          {"memory_moved_bytes_per_second", rates.memory_moved},
+          {"cache_read_bytes_per_second", rates.cache_read},
+          {"cache_moved_bytes_per_second", rates.cache_moved}};
+}
+
+Json floors_json(const RunReport& report) {
+  if (!report.floors.has_value()) return nullptr;
+  const Floors& floors = *report.floors;
+  Json per_rank = Json::object();
+  for (const Stage& stage : report.stages) per_rank[stage.name + "_seconds"] = Json::array();
+  for (const auto& rank : floors.ranks) {
+    for (int stage = 0; stage < kNumMoeStages; ++stage) {
+      const std::string name = name_of(static_cast<MoeStage>(stage));
+      per_rank[name + "_seconds"].push_back(rank[static_cast<size_t>(stage)]);
+    }
+  }
+  return {{"total_seconds", floors.total},
+          {"reached", reached_json(floors.total, report.total_seconds)},
+          {"per_rank", per_rank},
+          {"bf16_instruction", floors.rates.bf16_instruction},
+          {"f32_instruction", floors.rates.f32_instruction},
+          {"last_cache_bytes", floors.rates.last_cache_bytes},
+          {"memory_bytes", floors.rates.memory_bytes},
+          {"one_rank", rates_json(floors.rates.one_rank)},
+          {"all_ranks", rates_json(floors.rates.all_ranks)}};
+}
+
 Json check_json(const std::optional<CheckResult>& check) {
   if (!check.has_value()) return nullptr;
   return {{"max_abs", number_json(check->error.max_abs)},
@@ -74,6 +111,11 @@ Json compare_json(const std::optional<CompareResult>& compare) {
 }
 
 }  // namespace
+
+std::optional<double> reached(double floor_seconds, double seconds) {
+  if (!(floor_seconds > 0) || !(seconds > 0)) return std::nullopt;
+  return floor_seconds / seconds;
+}
 
 std::vector<std::string> failures_of(const RunReport& report) {
   std::vector<std::string> failures;
@@ -115,7 +157,11 @@ std::vector<std::string> failures_of(const RunReport& report) {
 Json to_json(const RunReport& report) {
   Json stages = Json::array();
   for (const Stage& stage : report.stages) {
-    stages.push_back({{"name", stage.name}, {"seconds", stage.seconds}});
+    const bool has_floor = stage.floor_seconds > 0;
+    stages.push_back({{"name", stage.name},
+                      {"seconds", stage.seconds},
+                      {"floor_seconds", has_floor ? Json(stage.floor_seconds) : Json(nullptr)},
+                      {"reached", reached_json(stage.floor_seconds, stage.seconds)}});
   }
   const std::vector<std::string> failures = failures_of(report);
   return {{"model", report.model},
@@ -142,6 +188,9 @@ Json to_json(const RunReport& report) {
           {"rounds", report.rounds},
           {"stages", stages},
           {"total_seconds", report.total_seconds},
+          {"floors", floors_json(report)},
+          {"floors_note", report.floors_note},
+          {"pinning", {{"text", report.pinning}, {"cpus", report.pinned_cpus}}},
           {"tolerance", report.tolerance},
           {"error", check_json(report.check)},
           {"compare", compare_json(report.compare)},

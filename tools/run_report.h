@@ -12,13 +12,18 @@
 #include "argosy/moe.h"
 #include "tools/check.h"
 #include "tools/compare.h"
+#include "tools/floors.h"
 
 namespace argosy::tools {
 
 struct Stage {
   std::string name;
-  double seconds = 0;  // slowest rank, median over the repeats
+  double seconds = 0;        // slowest rank, median over the repeats
+  double floor_seconds = 0;  // 0: none, or not measured
 };
+
+// The floor's share of the time: 1 is as fast as can be. Unset where there is no floor.
+std::optional<double> reached(double floor_seconds, double seconds);
 
 struct RankBytes {
   int64_t dispatch = 0;
@@ -50,8 +55,12 @@ struct RunReport {
   std::vector<MoeReport> rank_reports;  // [R], of the last repeat
   std::vector<Stage> stages;
   double total_seconds = 0;
-  double tolerance = 0;          // of outputs, by their peak
-  double weights_tolerance = 0;  // relative; infinite when weights are not judged
+  std::optional<Floors> floors;
+  std::string floors_note;                        // why they are missing, if they were wanted
+  std::vector<std::vector<int32_t>> pinned_cpus;  // [R][threads], as in RanksResult
+  std::string pinning;                            // the same in words, and why not
+  double tolerance = 0;                           // of outputs, by their peak
+  double weights_tolerance = 0;                   // relative; infinite when weights are not judged
   std::optional<CheckResult> check;
   std::optional<CompareResult> compare;
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "tools/load_summary.h"
 
@@ -38,16 +39,37 @@ std::string bytes_table(const std::vector<RankBytes>& ranks) {
   return aligned(lines);
 }
 
+// By which machine the floors were taken.
+std::string floors_line(const RunReport& report) {
+  if (!report.floors_note.empty()) return "no floors: " + report.floors_note + "\n";
+  if (!report.floors.has_value()) return "";
+  const Rates& all = report.floors->rates.all_ranks;
+  return fmt::format(
+      "floors: {} thread{}, {} at {:.1f} GFLOP/s, memory read at {:.1f} GB/s and moved at {:.1f}\n",
+      all.num_threads, all.num_threads == 1 ? "" : "s",
+      report.dtype == "bf16" ? report.floors->rates.bf16_instruction
+                             : report.floors->rates.f32_instruction,
+      (report.dtype == "bf16" ? all.bf16_peak : all.f32_peak) / 1e9, all.memory_read / 1e9,
+      all.memory_moved / 1e9);
+}
+
 std::string stages_table(const RunReport& report) {
   const std::string head = report.repeat > 1
                                ? fmt::format("ms (slowest rank, median of {})", report.repeat)
                                : std::string("ms (slowest rank)");
+  const bool has_floors = report.floors.has_value();
   Lines lines = {{"stage", head}};
-  for (const Stage& stage : report.stages) {
-    lines.push_back({stage.name, fmt::format("{:.3f}", stage.seconds * 1e3)});
-  }
-  lines.push_back({"total", fmt::format("{:.3f}", report.total_seconds * 1e3)});
-  return aligned(lines);
+  if (has_floors) lines[0].insert(lines[0].end(), {"floor", "reached"});
+  const auto add = [&](std::string name, double seconds, double floor) {
+    lines.push_back({std::move(name), fmt::format("{:.3f}", seconds * 1e3)});
+    const std::optional<double> share = reached(floor, seconds);
+    if (!share.has_value()) return;
+    lines.back().push_back(fmt::format("{:.3f}", floor * 1e3));
+    lines.back().push_back(fmt::format("{:.1f} %", *share * 100));
+  };
+  for (const Stage& stage : report.stages) add(stage.name, stage.seconds, stage.floor_seconds);
+  add("total", report.total_seconds, has_floors ? report.floors->total : 0);
+  return aligned(lines) + floors_line(report);
 }
 
 std::string check_lines(const RunReport& report) {
@@ -113,11 +135,11 @@ std::string run_table(const RunReport& report) {
   std::string text = fmt::format(
       "{}, layer {} of {}\n"
       "{} tokens of {} {}, {} experts, top-{}\n"
-      "{} rank{} x {} thread{}, transport {}, level {}, dot_order {}, {} round{}\n\n",
+      "{} rank{} x {} thread{}, transport {}, level {}, dot_order {}, {} round{}\n{}\n\n",
       report.family, report.layer, report.model, report.tokens, report.hidden, report.dtype,
       report.experts, report.top_k, report.ranks, report.ranks == 1 ? "" : "s",
       report.threads_per_rank, report.threads_per_rank == 1 ? "" : "s", report.transport,
-      report.level, report.dot_order, report.rounds, report.rounds == 1 ? "" : "s");
+      report.level, report.dot_order, report.rounds, report.rounds == 1 ? "" : "s", report.pinning);
   text += load_table(report.rows_per_expert, report.rows_per_rank) + "\n";
   text += bytes_table(report.bytes) + "\n";
   text += stages_table(report) + "\n";

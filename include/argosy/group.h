@@ -59,6 +59,10 @@ struct GroupOptions {
   DotOrder dot_order = DotOrder::kAuto;
   std::optional<Level> level;  // unset: the best this CPU and build have
   int threads_per_rank = 1;
+  // Set: joining ends by binding thread t of the rank's pool, the caller being thread 0, to the CPU
+  // of index pin_first_core + t of those this process may use, counted round (argosy/pinning.h).
+  // Best effort, and for good: the caller stays bound when the group is gone. Each rank's own.
+  std::optional<int> pin_first_core;
   // Trouble on purpose, for trying how a program bears it: "" for none, else for instance
   // "seed=7,delay_us=200,pause_us=50" (messages late and, between peers, out of order; ranks late) or
   // "kill=1@12" (rank 1 gets SIGKILL at its step 12). All words: docs/failures.md. Errors then end with
@@ -79,7 +83,7 @@ class Group {
   // else kVdpbf16. `level` and threads_per_rank are each rank's own. Errors, on every rank:
   // kDisagree names the field and both values with their ranks; kTimeout names the ranks that never
   // came; kInvalidArgument for a rank outside [0, num_ranks) or taken twice. Any other failure of
-  // one rank (level, threads) comes out on the others with its code and its rank. A world serves
+  // one rank (level, threads, pin_first_core) comes out on the others with its code and its rank. A world serves
   // one group, also when joining failed.
   static Result<std::unique_ptr<Group>> join(const GroupOptions& options);
   // Leaves without communicating.
@@ -90,6 +94,9 @@ class Group {
   DotOrder dot_order() const;  // kAmx or kVdpbf16
   Level level() const;
   ThreadPool& pool();
+  // CPU of every thread of the pool, -1 for one that could not be bound. Empty without
+  // pin_first_core.
+  const std::vector<int>& pinned_cpus() const;
   std::chrono::milliseconds step_deadline() const;
   std::string transport_name() const;
   // Equal on all ranks, different between groups: plans carry it.

@@ -17,26 +17,8 @@
 #include "argosy/cpu.h"
 #include "argosy/status.h"
 #include "argosy/tensor.h"
-#include "argosy/thread_pool.h"
 
 namespace argosy {
-
-// Binds the calling thread to one CPU for the scope: CPU `index` of those this process may use,
-// counted round. The list is read before the first pin of the process.
-class ScopedPin {
- public:
-  explicit ScopedPin(int index);
-  ~ScopedPin();
-  ScopedPin(const ScopedPin&) = delete;
-  ScopedPin& operator=(const ScopedPin&) = delete;
-
- private:
-  int previous_ = -1;  // index of the pin around this one; -1 = none
-};
-
-// Binds thread t of the pool to CPU first + t, counted round, for good; the calling thread is
-// thread 0 or another. Best effort: a worker that does not come within a second stays unbound.
-void pin_threads(ThreadPool& pool, int first);
 
 // One instruction that multiplies and adds, and how fast it can go at all.
 struct PeakLoop {
@@ -64,10 +46,12 @@ class MemoryProbe {
   ~MemoryProbe();
 
   // Each moves about `bytes` by all threads together (a whole pass at most) and returns bytes a
-  // second. A copied byte counts once, though it is read and written. Errors: kOutOfMemory.
-  Result<double> sample_read(int64_t bytes);
-  Result<double> sample_copy(int64_t bytes);            // plain stores
-  Result<double> sample_streaming_copy(int64_t bytes);  // stores past the caches
+  // second. A copied byte counts once, though it is read and written. `num_threads`: only that many
+  // of the threads, each over its own part; 0: all. Errors: kOutOfMemory; kInvalidArgument for more
+  // threads than the probe has.
+  Result<double> sample_read(int64_t bytes, int num_threads = 0);
+  Result<double> sample_copy(int64_t bytes, int num_threads = 0);            // plain stores
+  Result<double> sample_streaming_copy(int64_t bytes, int num_threads = 0);  // past the caches
 
   int64_t num_bytes() const;
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <span>
 
 #include "platform/clock.h"
@@ -53,20 +54,10 @@ void count_computed(const DispatchPlan& plan, MoeReport* report) {
   }
 }
 
-void count_sent(const DispatchPlan& plan, MoeReport* report) {
-  report->sent_rows.assign(static_cast<size_t>(plan.num_ranks), 0);
-  report->sent_rows_dedup.assign(static_cast<size_t>(plan.num_ranks), 0);
-  const auto add = [&](MoeStage stage, int64_t round, int dest) {
-    StageSpan* const span = span_of(report, stage, round);
-    if (span == nullptr) return;
-    ++span->rows;
-    if (dest != plan.rank) span->bytes += report->row_bytes;
-  };
-  // Divisions are dear here and most calls have one round.
-  const bool one_round = plan.num_rounds == 1;
-  const auto round_of = [&](size_t at) {
-    return one_round ? 0 : plan.dest_slot[at] / plan.round_rows;
-  };
+// Calls each(dest, round, is_first) for every row sent; `is_first` once per token, destination and
+// round. `round_of` gives the round of assignment `at`.
+template <typename RoundOf, typename Each>
+void for_each_sent_row(const DispatchPlan& plan, const RoundOf& round_of, const Each& each) {
   const std::span<const int32_t> dest_rank(plan.dest_rank);
   const auto top_k = static_cast<size_t>(plan.top_k);
   for (size_t row = 0; row < dest_rank.size(); row += top_k) {
@@ -74,17 +65,52 @@ void count_sent(const DispatchPlan& plan, MoeReport* report) {
       const int dest = dest_rank[at];
       if (dest < 0) continue;
       const int64_t round = round_of(at);
-      ++report->sent_rows[static_cast<size_t>(dest)];
-      add(MoeStage::kCombine, round, dest);
       bool sent = false;
       for (size_t before = row; before < at && !sent; ++before) {
         sent = dest_rank[before] == dest && round_of(before) == round;
       }
-      if (sent) continue;
-      ++report->sent_rows_dedup[static_cast<size_t>(dest)];
-      add(MoeStage::kDispatch, round, dest);
+      each(static_cast<size_t>(dest), round, !sent);
     }
   }
+}
+
+// A span of one round: the rows to every rank, and the bytes of those that leave.
+void fill_from(const std::vector<int64_t>& rows, int own_rank, int64_t row_bytes, StageSpan* span) {
+  span->rows = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  span->bytes = (span->rows - rows[static_cast<size_t>(own_rank)]) * row_bytes;
+}
+
+void count_sent(const DispatchPlan& plan, MoeReport* report) {
+  std::vector<int64_t>& rows = report->sent_rows;
+  std::vector<int64_t>& rows_dedup = report->sent_rows_dedup;
+  rows.assign(static_cast<size_t>(plan.num_ranks), 0);
+  rows_dedup.assign(static_cast<size_t>(plan.num_ranks), 0);
+  if (plan.num_rounds == 1) {  // most calls: no divisions, and spans filled once
+    for_each_sent_row(
+        plan, [](size_t) { return int64_t{0}; },
+        [rows = rows.data(), rows_dedup = rows_dedup.data()](size_t dest, int64_t, bool is_first) {
+          ++rows[dest];
+          rows_dedup[dest] += is_first ? 1 : 0;
+        });
+    fill_from(rows, plan.rank, report->row_bytes, span_of(report, MoeStage::kCombine, 0));
+    fill_from(rows_dedup, plan.rank, report->row_bytes, span_of(report, MoeStage::kDispatch, 0));
+    return;
+  }
+  const auto add = [&](MoeStage stage, int64_t round, size_t dest) {
+    StageSpan* const span = span_of(report, stage, round);
+    if (span == nullptr) return;
+    ++span->rows;
+    if (dest != static_cast<size_t>(plan.rank)) span->bytes += report->row_bytes;
+  };
+  for_each_sent_row(
+      plan, [&](size_t at) { return plan.dest_slot[at] / plan.round_rows; },
+      [&](size_t dest, int64_t round, bool is_first) {
+        ++rows[dest];
+        add(MoeStage::kCombine, round, dest);
+        if (!is_first) return;
+        ++rows_dedup[dest];
+        add(MoeStage::kDispatch, round, dest);
+      });
 }
 
 }  // namespace

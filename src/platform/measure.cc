@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "argosy/pinning.h"
 #include "base/error.h"
 #include "platform/clock.h"
 #include "platform/cpu_detect.h"
@@ -145,31 +146,36 @@ Result<double> sample_peak(const PeakLoop& loop, int num_threads, double seconds
 struct MemoryProbe::State {
   int num_threads = 1;
   int64_t bytes_per_thread = 0;  // a multiple of two steps
-  int64_t read_at = 0;           // where the next pass begins, in every part
-  int64_t copy_at = 0;           // the same in half a part
+  int64_t next_at = 0;           // where the next pass begins, in every part; of any kind
   std::vector<platform::MappedMemory> parts;
 
   // The next stretch of `size` per thread: its begin, after which the position is moved on.
-  static int64_t take(int64_t* at, int64_t size, int64_t room) {
-    if (*at + size > room) *at = 0;
-    return std::exchange(*at, *at + size);
+  int64_t take(int64_t size) {
+    if (next_at + size > bytes_per_thread) next_at = 0;
+    return std::exchange(next_at, next_at + size);
   }
 
-  int64_t stretch(int64_t bytes, int64_t room) const {
+  // Bytes of one of `threads` threads that move `bytes` together.
+  static int64_t stretch(int64_t bytes, int threads, int64_t room) {
     const int64_t step = platform::kMemoryStep;
-    return std::clamp(bytes / num_threads / step * step, step, room);
+    return std::clamp(bytes / threads / step * step, step, room);
+  }
+
+  Result<int> threads_of(int asked) const {
+    if (asked >= 0 && asked <= num_threads) return asked == 0 ? num_threads : asked;
+    return base::invalid("a sample by {} threads of a probe of {}", asked, num_threads);
   }
 
   using Copy = void (*)(std::byte* to, const std::byte* from, int64_t bytes);
-  Result<double> copy(Copy loop, int64_t bytes) {
-    const int64_t half = bytes_per_thread / 2;
-    const int64_t size = stretch(bytes, half);
-    const int64_t from = take(&copy_at, size, half);
-    ARGOSY_ASSIGN_OR_RETURN(const double elapsed, timed_on_threads(num_threads, [&](int thread) {
+  Result<double> copy(Copy loop, int64_t bytes, int asked_threads) {
+    ARGOSY_ASSIGN_OR_RETURN(const int threads, threads_of(asked_threads));
+    const int64_t size = stretch(bytes, threads, bytes_per_thread / 2);
+    const int64_t from = take(2 * size);
+    ARGOSY_ASSIGN_OR_RETURN(const double elapsed, timed_on_threads(threads, [&](int thread) {
                               std::byte* const part = parts[static_cast<size_t>(thread)].data();
-                              loop(part + half + from, part + from, size);
+                              loop(part + from + size, part + from, size);
                             }));
-    return static_cast<double>(size * num_threads) / std::max(elapsed, 1e-9);
+    return static_cast<double>(size * threads) / std::max(elapsed, 1e-9);
   }
 };
 
@@ -188,7 +194,7 @@ Result<std::unique_ptr<MemoryProbe>> MemoryProbe::create(int num_threads, int64_
   auto state = std::make_unique<State>();
   state->num_threads = num_threads;
   // Halves begin on pages.
-  constexpr int64_t kUnit = 2 * 4096;
+  constexpr int64_t kUnit = int64_t{2} * 4096;
   state->bytes_per_thread = std::max(kUnit, bytes / num_threads / kUnit * kUnit);
   for (int thread = 0; thread < num_threads; ++thread) {
     ARGOSY_ASSIGN_OR_RETURN(platform::MappedMemory part,
@@ -205,23 +211,23 @@ Result<std::unique_ptr<MemoryProbe>> MemoryProbe::create(int num_threads, int64_
   return std::unique_ptr<MemoryProbe>(new MemoryProbe(std::move(state)));
 }
 
-Result<double> MemoryProbe::sample_read(int64_t bytes) {
-  const int64_t size = state_->stretch(bytes, state_->bytes_per_thread);
-  const int64_t from = State::take(&state_->read_at, size, state_->bytes_per_thread);
-  ARGOSY_ASSIGN_OR_RETURN(const double elapsed,
-                          timed_on_threads(state_->num_threads, [&](int thread) {
+Result<double> MemoryProbe::sample_read(int64_t bytes, int num_threads) {
+  ARGOSY_ASSIGN_OR_RETURN(const int threads, state_->threads_of(num_threads));
+  const int64_t size = State::stretch(bytes, threads, state_->bytes_per_thread);
+  const int64_t from = state_->take(size);
+  ARGOSY_ASSIGN_OR_RETURN(const double elapsed, timed_on_threads(threads, [&](int thread) {
                             platform::memory_loops().read(
                                 state_->parts[static_cast<size_t>(thread)].data() + from, size);
                           }));
-  return static_cast<double>(size * state_->num_threads) / std::max(elapsed, 1e-9);
+  return static_cast<double>(size * threads) / std::max(elapsed, 1e-9);
 }
 
-Result<double> MemoryProbe::sample_copy(int64_t bytes) {
-  return state_->copy(platform::memory_loops().copy, bytes);
+Result<double> MemoryProbe::sample_copy(int64_t bytes, int num_threads) {
+  return state_->copy(platform::memory_loops().copy, bytes, num_threads);
 }
 
-Result<double> MemoryProbe::sample_streaming_copy(int64_t bytes) {
-  return state_->copy(platform::memory_loops().streaming_copy, bytes);
+Result<double> MemoryProbe::sample_streaming_copy(int64_t bytes, int num_threads) {
+  return state_->copy(platform::memory_loops().streaming_copy, bytes, num_threads);
 }
 
 void copy_by_plain_stores(std::byte* to, const std::byte* from, int64_t bytes) {

@@ -1,4 +1,6 @@
-// Threads and CPUs: the part of measure.h that binds. Test: tests/platform/measure_test.cc.
+// See pinning.h. Test: tests/platform/measure_test.cc.
+#include "argosy/pinning.h"
+
 #include <sched.h>
 
 #include <atomic>
@@ -6,7 +8,6 @@
 #include <memory>
 #include <vector>
 
-#include "argosy/measure.h"
 #include "platform/clock.h"
 #include "platform/cpu_detect.h"
 
@@ -48,29 +49,31 @@ std::vector<int> read_allowed_cpus() {
   return {};
 }
 
-// Those of the thread that asks first, before anything is bound.
-const std::vector<int>& allowed_cpus() {
-  static const std::vector<int> cpus = read_allowed_cpus();
-  return cpus;
-}
-
 // A mask that the system refuses leaves the thread where it is: speed, never results.
-void bind_to(const std::vector<int>& cpus) {
-  if (cpus.empty()) return;
+bool bind_to(const std::vector<int>& cpus) {
+  if (cpus.empty()) return false;
   const CpuSet mask = make_set(cpus.back() + 1);
-  if (mask.set == nullptr) return;
+  if (mask.set == nullptr) return false;
   for (const int cpu : cpus) CPU_SET_S(static_cast<size_t>(cpu), mask.bytes, mask.set.get());
-  sched_setaffinity(0, mask.bytes, mask.set.get());
+  return sched_setaffinity(0, mask.bytes, mask.set.get()) == 0;
 }
 
-void bind_to_index(int index) {
-  const std::vector<int>& cpus = allowed_cpus();
-  if (!cpus.empty()) bind_to({cpus[static_cast<size_t>(index) % cpus.size()]});
+// The CPU, or -1 where the thread is not bound.
+int bind_to_index(int index) {
+  const std::vector<int>& cpus = usable_cpus();
+  if (cpus.empty()) return -1;
+  const int cpu = cpus[static_cast<size_t>(index) % cpus.size()];
+  return bind_to({cpu}) ? cpu : -1;
 }
 
 thread_local int pinned_index = -1;
 
 }  // namespace
+
+const std::vector<int>& usable_cpus() {
+  static const std::vector<int> cpus = read_allowed_cpus();
+  return cpus;
+}
 
 ScopedPin::ScopedPin(int index) : previous_(pinned_index) {
   bind_to_index(index);
@@ -82,24 +85,26 @@ ScopedPin::~ScopedPin() {
   if (previous_ >= 0) {
     bind_to_index(previous_);
   } else {
-    bind_to(allowed_cpus());
+    bind_to(usable_cpus());
   }
 }
 
-void pin_threads(ThreadPool& pool, int first) {
+std::vector<int> pin_threads(ThreadPool& pool, int first) {
   const int num_threads = pool.num_threads();
+  std::vector<int> cpus(static_cast<size_t>(num_threads), -1);
   std::atomic<int> arrived{0};
   const auto deadline = platform::Deadline::after(std::chrono::seconds(1));
   // One task each: nobody ends before all have come. The count only makes them wait for each other
   // (relaxed); nothing is published by it.
   pool.parallel_for(num_threads, [&](int64_t, int thread) {
-    bind_to_index(first + thread);
+    cpus[static_cast<size_t>(thread)] = bind_to_index(first + thread);
     pinned_index = first + thread;
     arrived.fetch_add(1, std::memory_order_relaxed);
     while (arrived.load(std::memory_order_relaxed) < num_threads && !deadline.passed()) {
       sched_yield();
     }
   });
+  return cpus;
 }
 
 }  // namespace argosy

@@ -13,6 +13,7 @@
 #include <span>
 #include <utility>
 
+#include "argosy/pinning.h"
 #include "base/error.h"
 #include "platform/clock.h"
 #include "transport/agree.h"
@@ -39,6 +40,7 @@ struct Group::State {
   DotOrder dot_order = DotOrder::kVdpbf16;
   uint64_t id = 0;
   std::unique_ptr<ThreadPool> pool;
+  std::vector<int> pinned_cpus;
   std::unique_ptr<Endpoint> endpoint;
   std::unique_ptr<Agreement> agreement;
 };
@@ -76,6 +78,11 @@ bool uses_shm(const GroupOptions& options) {
 Result<LocalFacts> find_local_facts(const GroupOptions& options, const JoinOverrides& overrides) {
   ARGOSY_RETURN_IF_ERROR(check_deadline("startup_deadline", options.startup_deadline));
   ARGOSY_RETURN_IF_ERROR(check_deadline("step_deadline", options.step_deadline));
+  constexpr int kMaxCore = 32767;
+  const int first_core = options.pin_first_core.value_or(0);
+  if (first_core < 0 || first_core > kMaxCore) {
+    return base::invalid("pin_first_core is {}; it can be 0 to {}", first_core, kMaxCore);
+  }
   LocalFacts facts;
   ARGOSY_ASSIGN_OR_RETURN(facts.trouble, transport::sim::parse(options.simulate));
   ARGOSY_RETURN_IF_ERROR(
@@ -200,6 +207,10 @@ Result<std::unique_ptr<Group>> transport::GroupAccess::join(const GroupOptions& 
                           share_facts(*state->endpoint, facts->has_amx, deadline));
   state->id = shared.group_id;
   state->dot_order = resolve(options.dot_order, shared.has_amx != 0);
+  // Last: all that looks at the affinity mask has been made.
+  if (options.pin_first_core.has_value()) {
+    state->pinned_cpus = pin_threads(*state->pool, *options.pin_first_core);
+  }
   return std::unique_ptr<Group>(new Group(std::move(state)));
 }
 
@@ -216,6 +227,7 @@ int Group::num_ranks() const { return state_->endpoint->num_ranks(); }
 DotOrder Group::dot_order() const { return state_->dot_order; }
 Level Group::level() const { return state_->level; }
 ThreadPool& Group::pool() { return *state_->pool; }
+const std::vector<int>& Group::pinned_cpus() const { return state_->pinned_cpus; }
 std::chrono::milliseconds Group::step_deadline() const { return state_->step_deadline; }
 std::string Group::transport_name() const { return std::string(state_->endpoint->name()); }
 uint64_t Group::id() const { return state_->id; }

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -38,7 +39,14 @@ CliResult run_cli(const std::vector<std::string>& arguments,
   std::string command = "env";
   for (const std::string& word : environment) command += " " + quoted(word);
   command += " " + quoted(ARGOSY_CLI);
-  for (const std::string& word : arguments) command += " " + quoted(word);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    command += " " + quoted(arguments[i]);
+    if (i > 0 || arguments[i] != "run") continue;
+    for (const char* const option : {"--floors", "--pin"}) {
+      const bool said = std::find(arguments.begin(), arguments.end(), option) != arguments.end();
+      if (!said) command += fmt::format(" {} off", option);
+    }
+  }
   command += " 2>" + quoted(err_path) + " </dev/null";
   CliResult result;
   FILE* const pipe = popen(command.c_str(), "r");

@@ -16,7 +16,8 @@ struct CliResult {
   nlohmann::json json() const { return nlohmann::json::parse(out, nullptr, false); }
 };
 
-// `environment` as "NAME=VALUE" words.
+// `environment` as "NAME=VALUE" words. A `run` that does not say --floors or --pin gets them as "off":
+// tests that run side by side would share the first core, and few of them are about either.
 CliResult run_cli(const std::vector<std::string>& arguments,
                   const std::vector<std::string>& environment = {});
 

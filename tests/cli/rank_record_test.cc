@@ -9,6 +9,8 @@ namespace {
 RankRecord full_record() {
   RankRecord record;
   record.weight_bytes_read = 1;
+  record.weight_bytes = {31, 32, 33};
+  record.pinned_cpus = {34, -1};
   record.report.rows_per_expert = {2, 3};
   record.report.rows_per_rank = {4};
   record.report.num_rounds = 5;
@@ -33,6 +35,10 @@ TEST(RankRecord, ComesBackWhole) {
   const Result<RankRecord> back = rank_record_from(to_bytes(full_record()));
   ASSERT_TRUE(back.has_value()) << back.error().message();
   EXPECT_EQ(back->weight_bytes_read, 1);
+  EXPECT_EQ(back->weight_bytes.gate, 31);
+  EXPECT_EQ(back->weight_bytes.expert, 32);
+  EXPECT_EQ(back->weight_bytes.shared, 33);
+  EXPECT_EQ(back->pinned_cpus, (std::vector<int32_t>{34, -1}));
   EXPECT_EQ(back->report.rows_per_expert, (std::vector<int64_t>{2, 3}));
   EXPECT_EQ(back->report.rows_per_rank, (std::vector<int64_t>{4}));
   EXPECT_EQ(back->report.num_rounds, 5);

@@ -94,11 +94,14 @@ ReportRun run_report(const std::string& model, int layer, const Words& more, int
           read_text(dir + "/a.html"), json::parse(read_text(dir + "/a.trace"), nullptr, false)};
 }
 
-// A figure of the JSON as the page writes it: seconds as ms, errors short, the rest as they are.
+// A figure of the JSON as the page writes it: seconds as ms, rates as GB/s and GFLOP/s, shares as
+// per cent, errors short, the rest as they are.
 std::string as_shown(const std::string& path, const json& value) {
   if (value.is_string()) return tools::escaped(value.get<std::string>());
   if (!value.is_number_float()) return value.dump();
   const double number = value.get<double>();
+  if (path.find("per_second") != std::string::npos) return fmt::format("{:.1f}", number / 1e9);
+  if (path.find("reached") != std::string::npos) return fmt::format("{:.1f}", number * 100);
   if (path.find("seconds") != std::string::npos) return fmt::format("{:.3f}", number * 1e3);
   if (path.find("balancedness") != std::string::npos) return fmt::format("{:.3f}", number);
   return fmt::format("{:.3g}", number);
@@ -187,7 +190,8 @@ TEST(Report, PageAndTraceSayWhatTableAndJsonSay) {
        {std::pair("deepseek_v3_tiny", 1), std::pair("qwen3_moe_tiny", 1)}) {
     for (const int ranks : {1, 4, 16}) {
       SCOPED_TRACE(fmt::format("{}, {} ranks", model, ranks));
-      const ReportRun run = run_report(model, layer, {"--ranks", std::to_string(ranks)});
+      const ReportRun run = run_report(
+          model, layer, {"--ranks", std::to_string(ranks), "--floors", "on", "--pin", "on"});
       EXPECT_EQ(unbalanced(run.page), "");
       expect_loads_nothing(run.page);
       expect_every_figure(run);

@@ -203,8 +203,8 @@ TEST(Usage, HelpNamesOptionsDefaultsAndExamples) {
   const std::string run = run_cli({"run", "--help"}).out;
   for (const char* const word :
        {"--model", "--layer", "--input", "--ranks", "--threads-per-rank", "--dot-order", "--level",
-        "--compare", "--check", "--output", "--repeat", "--timeout", "--receive-budget",
-        "--tolerance", "default: 64", "default: 1)"}) {
+        "--pin", "--floors", "--compare", "--check", "--output", "--repeat", "--timeout",
+        "--receive-budget", "--tolerance", "default: 64", "default: 1)"}) {
     EXPECT_NE(run.find(word), std::string::npos) << word;
   }
   EXPECT_EQ(run_cli({"--version"}).out.rfind("argosy ", 0), 0u);

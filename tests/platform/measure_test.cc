@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "argosy/pinning.h"
 #include "platform/cpu_detect.h"
 #include "platform/measure_loops.h"
 
@@ -102,6 +103,12 @@ TEST(Measure, ProbeOfAnySizeStaysInsideItsMemory) {
         EXPECT_GT(*(*probe)->sample_read(sample), 0.0);
         EXPECT_GT(*(*probe)->sample_copy(sample), 0.0);
         EXPECT_GT(*(*probe)->sample_streaming_copy(sample), 0.0);
+        EXPECT_GT(*(*probe)->sample_read(sample, 1), 0.0);
+        EXPECT_GT(*(*probe)->sample_copy(sample, 1), 0.0);
+      }
+      for (const int refused : {-1, threads + 1}) {
+        EXPECT_EQ((*probe)->sample_read(1, refused).error().code(), StatusCode::kInvalidArgument);
+        EXPECT_EQ((*probe)->sample_copy(1, refused).error().code(), StatusCode::kInvalidArgument);
       }
     }
   }
@@ -150,7 +157,12 @@ TEST(Pinning, BindsEveryThreadOfAPool) {
   std::thread([] {
     const Result<std::unique_ptr<ThreadPool>> pool = ThreadPool::create(3);
     ASSERT_TRUE(pool.has_value());
-    pin_threads(**pool, 1);
+    const std::vector<int> bound = pin_threads(**pool, 1);
+    const std::vector<int>& usable = usable_cpus();
+    ASSERT_FALSE(usable.empty());
+    for (size_t thread = 0; thread < 3; ++thread) {
+      EXPECT_EQ(bound[thread], usable[(1 + thread) % usable.size()]);
+    }
     std::vector<int> cpus(3, -1), masks(3, -1);
     // Threads that get no task here keep -1.
     (*pool)->parallel_for(64, [&](int64_t, int thread) {
@@ -158,6 +170,9 @@ TEST(Pinning, BindsEveryThreadOfAPool) {
       masks[static_cast<size_t>(thread)] = platform::num_affinity_cpus();
       sched_yield();
     });
+    for (size_t thread = 0; thread < 3; ++thread) {
+      EXPECT_TRUE(cpus[thread] == bound[thread] || cpus[thread] == -1) << thread;
+    }
     for (const int mask : masks) EXPECT_TRUE(mask == 1 || mask == -1) << mask;
   }).join();
 }

@@ -2,7 +2,9 @@
 // C117: the two deadlines are settings; C122: any order of start) and K09 (one rank).
 #include "argosy/group.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <atomic>
 #include <cstring>
@@ -10,6 +12,8 @@
 #include <set>
 #include <vector>
 
+#include "argosy/pinning.h"
+#include "platform/cpu_detect.h"
 #include "support/alloc_counter.h"
 #include "support/rank_threads.h"
 #include "transport/backends.h"
@@ -145,6 +149,49 @@ TEST(Group, LevelAndThreadsAreEachRanksOwn) {
     EXPECT_EQ((*group)->pool().num_threads(), rank + 1);
     EXPECT_EQ((*group)->level(), *options.level);
   });
+}
+
+TEST(Group, BindsItsThreadsWhereAskedAndOnlyThere) {
+  const std::vector<int>& usable = usable_cpus();
+  ASSERT_FALSE(usable.empty());
+  const std::shared_ptr<InprocWorld> world = make_world(3);
+  testing::run_ranks(3, [&](int rank) {
+    const int free_cpus = platform::num_affinity_cpus();
+    GroupOptions options = options_of(rank, 3, world);
+    options.threads_per_rank = 2;
+    // Rank 2 does not ask; the choice is each rank's own.
+    if (rank < 2) options.pin_first_core = 2 * rank;
+    const JoinResult group = Group::join(options);
+    ASSERT_TRUE(group.has_value()) << group.error().to_string();
+    const std::vector<int>& cpus = (*group)->pinned_cpus();
+    if (rank == 2) {
+      EXPECT_TRUE(cpus.empty());
+      EXPECT_EQ(platform::num_affinity_cpus(), free_cpus);
+      return;
+    }
+    ASSERT_EQ(cpus.size(), 2u);
+    for (size_t thread = 0; thread < 2; ++thread) {
+      EXPECT_EQ(cpus[thread], usable[(2 * static_cast<size_t>(rank) + thread) % usable.size()]);
+    }
+    (*group)->pool().parallel_for(64, [&](int64_t, int thread) {
+      EXPECT_EQ(sched_getcpu(), cpus[static_cast<size_t>(thread)]);
+      EXPECT_EQ(platform::num_affinity_cpus(), 1);
+      sched_yield();
+    });
+  });
+}
+
+TEST(GroupJoin, ACoreThatNoMachineHasIsRefusedOnEveryRank) {
+  for (const int core : {-1, 32768}) {
+    const std::vector<Status> errors = join_errors(2, [&](int rank, GroupOptions& options, auto&) {
+      if (rank == 1) options.pin_first_core = core;
+    });
+    for (const Status& error : errors) {
+      EXPECT_EQ(error.code(), StatusCode::kInvalidArgument);
+      EXPECT_TRUE(contains(error.message(), fmt::format("pin_first_core is {}", core)))
+          << error.to_string();
+    }
+  }
 }
 
 TEST(GroupJoin, DifferentSettingsAreNamedAlikeOnEveryRank) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "argosy/gemm.h"
+#include "argosy/pinning.h"
 #include "argosy/thread_pool.h"
 #include "tools/bench/bench_case.h"
 #include "tools/bench/floor.h"

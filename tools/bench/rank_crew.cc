@@ -25,7 +25,6 @@ double now_seconds() {
 
 struct RankCrew::State {
   int num_ranks = 1;
-  int threads_per_rank = 1;
 
   std::mutex mutex;  // guards what follows up to the blank line
   std::condition_variable changed;
@@ -71,11 +70,7 @@ struct RankCrew::State {
   void rank_main(int rank, const GroupOptions& options) {
     Result<std::unique_ptr<Group>> group = Group::join(options);
     statuses[static_cast<size_t>(rank)] = group.error();
-    // After the join: threads are made by it, and would be bound to this one's CPU.
-    if (group.has_value()) {
-      groups[static_cast<size_t>(rank)] = std::move(*group);
-      pin_threads(groups[static_cast<size_t>(rank)]->pool(), rank * threads_per_rank);
-    }
+    if (group.has_value()) groups[static_cast<size_t>(rank)] = std::move(*group);
     {
       const std::lock_guard lock(mutex);
       ++num_done;
@@ -108,7 +103,6 @@ Result<std::unique_ptr<RankCrew>> RankCrew::create(const BenchContext& context, 
   ARGOSY_ASSIGN_OR_RETURN(const std::shared_ptr<InprocWorld> world, InprocWorld::create(num_ranks));
   auto state = std::make_unique<State>();
   state->num_ranks = num_ranks;
-  state->threads_per_rank = threads_per_rank;
   const auto size = static_cast<size_t>(num_ranks);
   state->begin.resize(size);
   state->end.resize(size);
@@ -127,6 +121,7 @@ Result<std::unique_ptr<RankCrew>> RankCrew::create(const BenchContext& context, 
   try {
     for (int rank = 0; rank < num_ranks; ++rank) {
       options.rank = rank;
+      options.pin_first_core = rank * threads_per_rank;
       made.threads.emplace_back([&made, rank, options] { made.rank_main(rank, options); });
     }
   } catch (const std::system_error& error) {  // those that wait for this rank give up in time
