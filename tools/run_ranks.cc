@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <latch>
 #include <memory>
@@ -213,6 +214,7 @@ Result<RanksResult> assemble(const RunRanksOptions& options, const RankInput& in
 
 Status run_in_group(const RunRanksOptions& options, const RankInput& input, LoadedWeights loaded,
                     Group& group, Progress& progress, std::optional<RanksResult>* result) {
+  ARGOSY_RETURN_IF_ERROR(group.agree({{"repeat", fmt::format("{}", options.repeat)}}));
   ARGOSY_ASSIGN_OR_RETURN(const RankRecord record,
                           run_layer(options, input, std::move(loaded), group, progress));
   std::vector<std::vector<std::byte>> records;
@@ -291,6 +293,20 @@ Status merge_rank_errors(std::span<const Status> statuses) {
   return Status(root.status.code(), message);
 }
 
+namespace {
+
+// What a library threw on this rank (no memory, above all) ends it with a status that the others hear too.
+template <typename Body>
+auto without_exceptions(const Body& body) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    return Status(StatusCode::kInternal, fmt::format("an exception: {}", error.what()));
+  }
+}
+
+}  // namespace
+
 RankOutcome run_rank(const RunRanksOptions& options, const RankSeat& seat,
                      const Result<RankInput>& input, Progress& progress) {
   Status mine = input.has_value() ? check_sizes(options, *input) : input.error();
@@ -301,7 +317,8 @@ RankOutcome run_rank(const RunRanksOptions& options, const RankSeat& seat,
     if (weights.has_value()) loaded = std::move(weights).value();
   }
   RankOutcome outcome;
-  Result<std::unique_ptr<Group>> group = Group::join(group_options(options, seat));
+  Result<std::unique_ptr<Group>> group =
+      without_exceptions([&] { return Group::join(group_options(options, seat)); });
   if (!group.has_value()) {
     const StatusCode code = group.error().code();
     outcome.is_known_to_others = code == StatusCode::kAborted || code == StatusCode::kDisagree;
@@ -312,7 +329,9 @@ RankOutcome run_rank(const RunRanksOptions& options, const RankSeat& seat,
   // layer are every rank's: one that is not there yet would see the abort instead of its own.
   bool is_alone = !mine.ok();
   if (mine.ok()) {
-    mine = run_in_group(options, *input, std::move(*loaded), **group, progress, &outcome.result);
+    mine = without_exceptions([&] {
+      return run_in_group(options, *input, std::move(*loaded), **group, progress, &outcome.result);
+    });
     is_alone = !mine.ok() && radius_of(mine.code()) != BlastRadius::kCall;
   }
   if (is_alone) (*group)->abort(mine);

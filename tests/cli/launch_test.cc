@@ -479,6 +479,17 @@ TEST(RunProcesses, AStoppedRankIsNamedAndNotWaitedFor) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(9));
 }
 
+// An exception on one rank: all end, and hear what it was.
+TEST(RunProcesses, AnExceptionOnOneRankIsToldByAll) {
+  for (const char* const transport : {"inproc", "shm"}) {
+    const CliResult result = run_cli(run_layer(
+        {"--transport", transport, "--ranks", "3", "--simulate", "throw=1@60", "--repeat", "9"}));
+    EXPECT_EQ(result.exit_code, 2) << transport << result.err;
+    EXPECT_NE(result.err.find("an exception: thrown on purpose by rank 1"), std::string::npos)
+        << transport << result.err;
+  }
+}
+
 TEST(RunProcesses, WrongWordsOfTroubleAreNamed) {
   for (const char* const transport : {"inproc", "shm"}) {
     const CliResult result =

@@ -293,7 +293,9 @@ TEST(ShmProcess, AKilledRankIsNamedByAll) {
     }
     const platform::Clock::time_point start = platform::Clock::now();
     const Status status = (*endpoint)->barrier(Deadline::after(milliseconds(20'000)));
-    EXPECT_EQ(status.code(), StatusCode::kPeerLost) << status.to_string();
+    // Who hears of it from the other before seeing it himself is aborted, by the same words.
+    EXPECT_TRUE(status.code() == StatusCode::kPeerLost || status.code() == StatusCode::kAborted)
+        << status.to_string();
     EXPECT_TRUE(contains(status, "lost rank 2, whose process has ended")) << status.to_string();
     EXPECT_LT(platform::Clock::now() - start, milliseconds(10'000));
   });
