@@ -13,7 +13,6 @@
 namespace argosy {
 namespace {
 
-using base::invalid;
 using router::RowKind;
 using router::TokenRows;
 
@@ -204,46 +203,16 @@ class RouteBackward {
   float* d_logits_;
 };
 
-// The row of a valid token is a choice of K distinct experts.
-Status check_choice(const RouterSpec& spec, const Routing& routing, int64_t token) {
-  const int32_t* row = routing.topk_idx.data() + token * spec.top_k;
-  for (int64_t k = 0; k < spec.top_k; ++k) {
-    if (row[k] < 0 || row[k] >= spec.num_experts) {
-      return invalid(
-          "topk_idx[{}, {}] is {}, but token {} is valid: expected 0 to {} (the routing before any "
-          "drop)",
-          token, k, row[k], token, spec.num_experts - 1);
-    }
-    if (std::find(row, row + k, row[k]) != row + k) {
-      return invalid("topk_idx[{}, {}] names expert {} a second time in the row of token {}", token,
-                     k, row[k], token);
-    }
-  }
-  return {};
-}
-
-Status check_routing(const RouterSpec& spec, const RouterInput& input, const Routing& routing,
-                     const ConstTensorView& d_topk_weights) {
+Status check_d_weights(const RouterSpec& spec, const RouterInput& input,
+                       const ConstTensorView& d_topk_weights) {
   const int64_t num_tokens = input.logits.dim(0);
-  const auto num_weights = static_cast<size_t>(num_tokens) * static_cast<size_t>(spec.top_k);
-  if (routing.num_tokens != num_tokens || routing.num_experts != spec.num_experts ||
-      routing.top_k != spec.top_k || routing.topk_idx.size() != num_weights) {
-    return invalid(
-        "routing has {} tokens, {} experts, top_k {} and {} ids; expected {}, {}, {} and {}",
-        routing.num_tokens, routing.num_experts, routing.top_k, routing.topk_idx.size(), num_tokens,
-        spec.num_experts, spec.top_k, num_weights);
+  if (d_topk_weights.dtype == DType::kF32 && d_topk_weights.num_dims == 2 &&
+      d_topk_weights.dim(0) == num_tokens && d_topk_weights.dim(1) == spec.top_k &&
+      d_topk_weights.is_dense() && (num_tokens == 0 || d_topk_weights.data != nullptr)) {
+    return {};
   }
-  if (d_topk_weights.dtype != DType::kF32 || d_topk_weights.num_dims != 2 ||
-      d_topk_weights.dim(0) != num_tokens || d_topk_weights.dim(1) != spec.top_k ||
-      !d_topk_weights.is_dense() || (num_tokens > 0 && d_topk_weights.data == nullptr)) {
-    return invalid("d_topk_weights are {}, expected dense F32 [{}, {}]", describe(d_topk_weights),
-                   num_tokens, spec.top_k);
-  }
-  const TokenRows rows(spec, input);
-  for (int64_t token = 0; token < num_tokens; ++token) {
-    if (!rows.is_masked(token)) ARGOSY_RETURN_IF_ERROR(check_choice(spec, routing, token));
-  }
-  return {};
+  return base::invalid("d_topk_weights are {}, expected dense F32 [{}, {}]",
+                       describe(d_topk_weights), num_tokens, spec.top_k);
 }
 
 }  // namespace
@@ -252,7 +221,8 @@ Status route_backward(const RouterSpec& spec, const RouterInput& input, const Ro
                       const ConstTensorView& d_topk_weights, GradientMode mode, ThreadPool* pool,
                       const TensorView& d_logits) {
   ARGOSY_RETURN_IF_ERROR(router::check_rows(spec, input, pool));
-  ARGOSY_RETURN_IF_ERROR(check_routing(spec, input, routing, d_topk_weights));
+  ARGOSY_RETURN_IF_ERROR(router::check_routing(spec, input, routing));
+  ARGOSY_RETURN_IF_ERROR(check_d_weights(spec, input, d_topk_weights));
   ARGOSY_RETURN_IF_ERROR(router::check_d_logits(input.logits, d_logits));
   const RouteBackward backward(spec, input, routing, d_topk_weights.as<float>(), mode,
                                d_logits.as<float>());

@@ -36,6 +36,24 @@ Status check_finite(const TokenRows& rows, ThreadPool* pool) {
                      token, expert, rows.row(token)[expert], token, rows.num_tokens(), expert);
 }
 
+// The row of a valid token is a choice of K distinct experts.
+Status check_choice(const RouterSpec& spec, const Routing& routing, int64_t token) {
+  const int32_t* row = routing.topk_idx.data() + token * spec.top_k;
+  for (int64_t k = 0; k < spec.top_k; ++k) {
+    if (row[k] < 0 || row[k] >= spec.num_experts) {
+      return base::invalid(
+          "topk_idx[{}, {}] is {}, but token {} is valid: expected 0 to {} (the routing before any "
+          "drop)",
+          token, k, row[k], token, spec.num_experts - 1);
+    }
+    if (std::find(row, row + k, row[k]) != row + k) {
+      return base::invalid("topk_idx[{}, {}] names expert {} a second time in the row of token {}",
+                           token, k, row[k], token);
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 RowKind TokenRows::kind(int64_t token) const {
@@ -56,6 +74,22 @@ Status check_rows(const RouterSpec& spec, const RouterInput& input, ThreadPool* 
   }
   if (spec.on_nonfinite != OnNonfinite::kError) return {};
   return check_finite(TokenRows(spec, input), pool);
+}
+
+Status check_routing(const RouterSpec& spec, const RouterInput& input, const Routing& routing) {
+  const TokenRows rows(spec, input);
+  const auto num_ids = static_cast<size_t>(rows.num_tokens()) * static_cast<size_t>(spec.top_k);
+  if (routing.num_tokens != rows.num_tokens() || routing.num_experts != spec.num_experts ||
+      routing.top_k != spec.top_k || routing.topk_idx.size() != num_ids) {
+    return base::invalid(
+        "routing has {} tokens, {} experts, top_k {} and {} ids; expected {}, {}, {} and {}",
+        routing.num_tokens, routing.num_experts, routing.top_k, routing.topk_idx.size(),
+        rows.num_tokens(), spec.num_experts, spec.top_k, num_ids);
+  }
+  for (int64_t token = 0; token < rows.num_tokens(); ++token) {
+    if (!rows.is_masked(token)) ARGOSY_RETURN_IF_ERROR(check_choice(spec, routing, token));
+  }
+  return {};
 }
 
 ChosenTerms terms_of(ScoreFunction function) {

@@ -77,6 +77,10 @@ class TokenRows {
 // finite.
 Status check_rows(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool);
 
+// `routing` fits spec and logits, and every unmasked row is a choice of K distinct experts: it is the
+// routing before any drop. Precondition: check_rows() was ok.
+Status check_routing(const RouterSpec& spec, const RouterInput& input, const Routing& routing);
+
 // Terms whose ratio is that of the scores (kSoftmaxTopK: of a softmax).
 ChosenTerms terms_of(ScoreFunction function);
 
