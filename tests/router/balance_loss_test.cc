@@ -419,6 +419,39 @@ TEST(Losses, NoLayoutChangesLossGradientOrCounts) {
   }
 }
 
+// Whole sequences in different micro-batches: each is reduced and differentiated alone, and only the
+// number of all sequences is known to all.
+TEST(Losses, SequencesInMicroBatchesAddUp) {
+  constexpr uint64_t kSeed = 910;
+  SCOPED_TRACE(testing::Message() << "seed " << kSeed);
+  Random random(kSeed);
+  for (const std::string_view preset : kPresets) {
+    const Tokens whole = draw_tokens(random, preset, 70, 2.0f, 6);
+    const AuxLossSpec aux = {0.3, LossScale::kMegatron, 6};
+    const double want = loss_ok(whole.batch.spec, aux, sums_ok(whole));
+    const std::vector<float> d_want = gradient_ok(whole, aux, sums_ok(whole));
+    double sum = 0;
+    for (const int32_t first : {0, 2, 3}) {
+      const int32_t last = first == 0 ? 2 : (first == 2 ? 3 : 6);
+      std::vector<int64_t> ids;
+      for (int64_t t = 0; t < 70; ++t) {
+        const int32_t sequence = whole.sequence[static_cast<size_t>(t)];
+        if (sequence >= first && sequence < last) ids.push_back(t);
+      }
+      Tokens part = whole.part(ids);
+      for (int32_t& sequence : part.sequence) sequence -= first;
+      part.num_sequences = last - first;
+      const BalanceSums sums = sums_ok(part);
+      sum += loss_ok(part.batch.spec, aux, sums);
+      const std::vector<float> d_part = gradient_ok(part, aux, sums);
+      for (size_t i = 0; i < d_part.size(); ++i) {
+        ASSERT_EQ(d_part[i], d_want[static_cast<size_t>(ids[i / 16]) * 16 + i % 16]);
+      }
+    }
+    EXPECT_NEAR(sum, want, 1e-14);
+  }
+}
+
 TEST(Losses, ThreadsChangeNoBit) {
   Random random(907);
   const auto pool = make_pool(4);
