@@ -83,12 +83,18 @@ float finished(float sum) {
   return value != value ? std::bit_cast<float>(0x7FC00000u) : value;
 }
 
-// Whether a token takes part: some d_logits are not zero.
+// Whether a token takes part: some d_logits are not zero. Most rows show it in their first elements.
 bool has_gradient(const Job& job, int64_t token) {
+  constexpr int64_t kStep = 32;
   const float* row = job.d_logits + token * job.num_experts;
-  uint32_t bits = 0;
-  for (int64_t e = 0; e < job.num_experts; ++e) bits |= std::bit_cast<uint32_t>(row[e]) << 1;
-  return bits != 0;
+  for (int64_t first = 0; first < job.num_experts; first += kStep) {
+    uint32_t bits = 0;
+    for (int64_t e = first; e < std::min(first + kStep, job.num_experts); ++e) {
+      bits |= std::bit_cast<uint32_t>(row[e]) << 1;
+    }
+    if (bits != 0) return true;
+  }
+  return false;
 }
 
 void hidden_task(const Job& job, int64_t first_token, int64_t first_hidden, Block* block) {
@@ -106,22 +112,36 @@ void hidden_task(const Job& job, int64_t first_token, int64_t first_hidden, Bloc
   }
 }
 
+// left[e, d] = d_logits[tokens[d], first_expert + e]. A cache line of a row at a time: the rows of
+// `left` are so far apart that more of them would push one another out of L1.
+void pack_experts(const Job& job, const int64_t* tokens, int64_t depth, int64_t first_expert,
+                  int64_t rows, Block* block) {
+  constexpr int64_t kLine = 16;
+  for (int64_t line = 0; line < rows; line += kLine) {
+    const int64_t last = std::min(line + kLine, rows);
+    for (int64_t d = 0; d < depth; ++d) {
+      const float* d_row = job.d_logits + tokens[d] * job.num_experts + first_expert;
+      for (int64_t e = line; e < last; ++e) block->left[e * kGateHidden + d] = d_row[e];
+    }
+  }
+}
+
 // Tokens without a gradient are left out of the packed depth.
 void gate_task(const Job& job, int64_t first_expert, int64_t first_hidden, Block* block) {
   const int64_t rows = std::min(kTaskRows, job.num_experts - first_expert);
   const int64_t columns = std::min(kTaskColumns, job.num_hidden - first_hidden);
-  int64_t depth = 0;
-  for (int64_t token = 0; token < job.num_tokens; ++token) {
-    if (!has_gradient(job, token)) continue;
-    widen(job.hidden, token, first_hidden, columns, depth, block);
-    const float* d_row = job.d_logits + token * job.num_experts + first_expert;
-    for (int64_t e = 0; e < rows; ++e) block->left[e * kGateHidden + depth] = d_row[e];
-    if (++depth == kDepth) {
-      multiply(rows, columns, depth, block);
-      depth = 0;
+  int64_t tokens[kDepth];
+  int64_t next = 0;
+  while (next < job.num_tokens) {
+    int64_t depth = 0;
+    for (; next < job.num_tokens && depth < kDepth; ++next) {
+      if (!has_gradient(job, next)) continue;
+      widen(job.hidden, next, first_hidden, columns, depth, block);
+      tokens[depth++] = next;
     }
+    pack_experts(job, tokens, depth, first_expert, rows, block);
+    multiply(rows, columns, depth, block);
   }
-  if (depth > 0) multiply(rows, columns, depth, block);
 }
 
 [[gnu::noinline]] void run_chains(const Job& job, bool of_gate, int64_t first_row,
