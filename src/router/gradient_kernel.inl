@@ -10,10 +10,12 @@ namespace {
 using numeric::exp_nonpositive_f64;
 using numeric::log1p_quotient_f64;
 
+// No branch holds arithmetic below: the compiler would not vectorise it.
+
 void sigmoid_slopes(const float* logits, int64_t count, double* slopes) {
   for (int64_t i = 0; i < count; ++i) {
     const double z = static_cast<double>(logits[i]);
-    const double f = exp_nonpositive_f64(z < 0.0 ? z : -z);
+    const double f = exp_nonpositive_f64(-__builtin_fabs(z));
     slopes[i] = (z > 0.0 ? f : 1.0) / (1.0 + f);
   }
 }
@@ -23,9 +25,9 @@ void sigmoid_slopes(const float* logits, int64_t count, double* slopes) {
 void sqrt_softplus_slopes(const float* logits, int64_t count, double* slopes) {
   for (int64_t i = 0; i < count; ++i) {
     const double z = static_cast<double>(logits[i]);
-    const double f = exp_nonpositive_f64(z < 0.0 ? z : -z);
-    const double quotient = log1p_quotient_f64(f);
-    const double softplus = z > 0.0 ? z + f * quotient : quotient;
+    const double f = exp_nonpositive_f64(-__builtin_fabs(z));
+    const double above = 0.5 * (z + __builtin_fabs(z));  // max(z, 0), exactly
+    const double softplus = above + (z > 0.0 ? f : 1.0) * log1p_quotient_f64(f);
     slopes[i] = 0.5 / ((1.0 + f) * softplus);
   }
 }
