@@ -66,7 +66,8 @@ struct GateGradients {
 // takes part in none of them: its d_hidden is zero (kWrite) or unchanged (kAdd), its hidden row is
 // never read.
 //
-// in   hidden    bf16 or fp32 [T, H], unit stride in H; needed for d_gate only
+// in   hidden    bf16 or fp32 [T, H], unit stride in H; needed for d_gate only; some columns of it
+//                give those columns of d_gate
 // in   gate      bf16 or fp32 [E, H], dense; needed for d_hidden only
 // in   d_logits  fp32 [T, E] dense
 // Errors: kInvalidArgument names the shapes; nothing is changed. Allocates: never.

@@ -141,11 +141,17 @@ Status check_weights_view(const ConstTensorView& view, std::string_view name,
                  routing.top_k);
 }
 
+// num_tokens x top_k == size, for sizes that come from a caller and could overflow.
+bool is_product(int64_t num_tokens, int64_t top_k, size_t size) {
+  const auto count = static_cast<int64_t>(size);
+  return top_k >= 1 && count % top_k == 0 && count / top_k == num_tokens;
+}
+
 // `kept` is `routing` with some ids replaced by -1.
 Status check_kept(const Routing& routing, const Routing& kept) {
-  const auto count = static_cast<size_t>(routing.num_tokens * routing.top_k);
+  const size_t count = routing.topk_idx.size();
   if (kept.num_tokens != routing.num_tokens || kept.top_k != routing.top_k ||
-      routing.topk_idx.size() != count || kept.topk_idx.size() != count ||
+      !is_product(routing.num_tokens, routing.top_k, count) || kept.topk_idx.size() != count ||
       routing.topk_weights.values.size() != count) {
     return invalid("kept has {} tokens, top_k {} and {} ids; routing has {}, {} and {}",
                    kept.num_tokens, kept.top_k, kept.topk_idx.size(), routing.num_tokens,
@@ -257,9 +263,10 @@ uint64_t CapacityCut::key(const Routing& routing, int64_t at) const {
 }
 
 Status CapacityCut::check(const Routing& routing) const {
-  const auto count = static_cast<size_t>(routing.num_tokens) * static_cast<size_t>(top_k_);
-  if (routing.num_tokens < 0 || routing.num_experts != num_experts_ || routing.top_k != top_k_ ||
-      routing.topk_idx.size() != count || routing.topk_weights.values.size() != count) {
+  const size_t count = routing.topk_idx.size();
+  if (routing.num_experts != num_experts_ || routing.top_k != top_k_ ||
+      !is_product(routing.num_tokens, top_k_, count) ||
+      routing.topk_weights.values.size() != count) {
     return invalid(
         "routing has {} tokens, {} experts, top_k {}, {} ids and {} weights; expected {} experts "
         "and top_k {}",

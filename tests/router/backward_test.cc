@@ -288,6 +288,23 @@ TEST(RouteBackward, ThreadsSplitsAndOrderChangeNoBit) {
   }
 }
 
+TEST(RouteBackward, ReadsStridedLogits) {
+  Random random(611);
+  const Case made = make_case(random, spec_of("softmax_pre", 16, 4), 9, 2.0f);
+  const std::vector<float> want = made.run_ok();
+  std::vector<float> wide(9 * 20, std::numeric_limits<float>::quiet_NaN());
+  for (size_t i = 0; i < want.size(); ++i) wide[i / 16 * 20 + i % 16] = made.batch.logits[i];
+  RouterInput input;
+  input.logits = ConstTensorView(wide.data(), DType::kF32, {9, 16});
+  input.logits.strides[0] = 20;
+  std::vector<float> got(want.size());
+  const ConstTensorView d_topk(made.d_weights.data(), DType::kF32, {9, 4});
+  ASSERT_TRUE(route_backward(made.batch.spec, input, made.routing, d_topk, GradientMode::kWrite,
+                             nullptr, TensorView(got.data(), DType::kF32, {9, 16}))
+                  .ok());
+  EXPECT_TRUE(same_bits(got, want));
+}
+
 TEST(RouteBackward, WritesTheOneNaN) {
   Random random(609);
   Case made = make_case(random, spec_of("mixtral", 8, 2), 1, 1.0f);

@@ -396,6 +396,10 @@ TEST(Capacity, RefusesWhatDoesNotFit) {
   bad.topk_weights.values.pop_back();
   EXPECT_NE(message_of(spec, bad).find("2 ids and 1 weights"), std::string::npos);
 
+  bad = good;
+  bad.num_tokens = int64_t{1} << 62;
+  EXPECT_NE(message_of(spec, bad).find("4611686018427387904 tokens"), std::string::npos);
+
   auto cut = CapacityCut::create(spec, 2, 1, 2);
   ASSERT_TRUE(cut.has_value());
   std::vector<int64_t> ties;

@@ -209,6 +209,28 @@ TEST(GateBackward, ChainsGoOnOverSplits) {
   }
 }
 
+// Contract 4.3, exact: a rank computes some columns of d_gate from those columns of all rows.
+TEST(GateBackward, AColumnSliceGivesThoseColumns) {
+  std::mt19937_64 random(707);
+  const GateCase made = make_case(random, 50, 10, 48, false);
+  const Gradients want = run_ok(made);
+  const ConstTensorView d_logits(made.d_logits.data(), DType::kF32, {50, 10});
+  for (const auto& [first, last] : {std::pair<int64_t, int64_t>{0, 13}, {13, 48}}) {
+    ConstTensorView slice(made.hidden.data() + first, DType::kF32, {50, last - first});
+    slice.strides[0] = 48;
+    std::vector<float> d_gate(static_cast<size_t>(10 * (last - first)));
+    GateGradients gradients;
+    gradients.d_gate = TensorView(d_gate.data(), DType::kF32, {10, last - first});
+    ASSERT_TRUE(gate_backward(slice, {}, d_logits, nullptr, gradients).ok());
+    for (int64_t e = 0; e < 10; ++e) {
+      for (int64_t h = first; h < last; ++h) {
+        ASSERT_EQ(d_gate[static_cast<size_t>(e * (last - first) + h - first)],
+                  want.d_gate[static_cast<size_t>(e * 48 + h)]);
+      }
+    }
+  }
+}
+
 TEST(GateBackward, AMainGradientIsAddedLastAndOnce) {
   std::mt19937_64 random(704);
   const GateCase made = make_case(random, 33, 9, 17, true);
