@@ -1,16 +1,19 @@
-// Losses that keep a router balanced during training: the auxiliary loss and the z-loss, forward and
-// gradient in the logits (contract 2.1, 2.2). Formulas and what other systems do: docs/routing.md.
+// Losses that keep a router balanced during training: the auxiliary loss and the z-loss, forward
+// and gradient in the logits (contract 2.1, 2.2). Formulas and what other systems do:
+// docs/routing.md.
 //
 // Nothing here communicates. A loss over many ranks (or micro-batches) takes three steps: sums of
 // one's own tokens; the caller adds the sums of all; loss and gradient from the totals. Counts are
 // int64 and exact, and gradients depend on counts and the row alone: any split of the tokens over
-// ranks, parallel axes and threads gives the same bits of every gradient, and the same loss to 1e-12.
+// ranks, parallel axes and threads gives the same bits of every gradient, and the same loss to
+// 1e-12.
 //
 // The scope of the auxiliary loss is what was added up:
 //   micro-batch    the sums of one micro-batch, over all ranks
 //   sequence       sums with a `sequence` index; each sequence over the ranks that hold parts of it
 //   global batch   the sums of all micro-batches and ranks, before the first backward
-// Only valid tokens count; uneven and empty ranks are normal. Test: tests/router/balance_loss_test.cc.
+// Only valid tokens count; uneven and empty ranks are normal. Test:
+// tests/router/balance_loss_test.cc.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +57,8 @@ struct BalanceSums {
   std::vector<double> score_sums;
 };
 
-// Sums of these tokens, in token order. A row that OnNonfinite::kUniform replaced counts as logits 0.
+// Sums of these tokens, in token order. A row that OnNonfinite::kUniform replaced counts as one
+// of logits 0.
 // Errors: those of validate(); kInvalidArgument for shapes, for a routing that is no choice of K
 // experts for every valid token, for a sequence out of range; kNonFinite; kOutOfMemory. Allocates
 // some MiB, or one row, of scratch.
@@ -80,7 +84,8 @@ struct AuxLossSpec {
 Result<double> aux_loss(const RouterSpec& spec, const AuxLossSpec& aux, const BalanceSums& sums);
 
 // d_logits = d_loss * the gradient of aux_loss; counts are constants. Of `totals` counts and
-// num_tokens are used, which must be those of the whole scope; of `input` logits, mask and sequence.
+// num_tokens are used, which must be those of the whole scope; of `input` logits, mask and
+// sequence.
 //
 // io  d_logits  fp32 [T, E] dense; masked and replaced rows: no gradient
 // Errors: as balance_sums(); d_logits is then unchanged, but for kOutOfMemory.

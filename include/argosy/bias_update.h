@@ -1,8 +1,8 @@
 // Balancing without a loss: the step of the selection bias (contract 2.3).
 //
 // b += rate * sign(mean(n) - n), once per global batch, from counts over all ranks and
-// micro-batches. The sign is that of exact arithmetic, sign(0) = 0, so no order of reduction changes
-// it. b stays fp32. Test: tests/router/bias_update_test.cc.
+// micro-batches. The sign is that of exact arithmetic, sign(0) = 0, so no order of reduction
+// changes it. b stays fp32. Test: tests/router/bias_update_test.cc.
 #pragma once
 
 #include <cstdint>

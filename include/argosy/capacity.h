@@ -1,11 +1,12 @@
 // Capacity: at most C assignments an expert, the others dropped (contract 2.4). Never used unless a
 // caller asks: Argosy is dropless.
 //
-// C = ceil(T K num / (E den)) in integers, 1 <= C <= T, T the valid tokens of the scope (T = 0: C = 0).
-// Which assignments survive is a function of all assignments of the scope in global token order
-// alone: any split over ranks keeps the same ones. A dropped assignment is -1 with weight 0 in the
-// routing that comes out; a token that loses all K passes by the residual only. Losses and the
-// backward of routing go on with the routing before the drop. Test: tests/router/capacity_test.cc.
+// C = ceil(T K num / (E den)) in integers, 1 <= C <= T, T the valid tokens of the scope; without
+// tokens C = 0. Which assignments survive is a function of all assignments of the scope in global
+// token order alone: any split over ranks keeps the same ones. A dropped assignment is -1 with
+// weight 0 in the routing that comes out; a token that loses all K passes by the residual only.
+// Losses and the backward of routing go on with the routing before the drop. Test:
+// tests/router/capacity_test.cc.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +59,8 @@ Result<int64_t> expert_capacity(const CapacitySpec& spec, int64_t num_experts, i
 // The drop for all ranks of a scope at once.
 //
 // in   ranks     the routings, in rank order: their tokens one after the other are the global order
-// out  kept      one for each rank: topk_idx with -1, weights with 0 at what was dropped; counts are
-//                the kept assignments; num_valid_tokens as before
+// out  kept      one for each rank: topk_idx with -1, weights with 0 at what was dropped; counts
+//                are the kept assignments; num_valid_tokens as before
 // out  capacity  [R] the C that each rank's tokens were held to
 // Errors: validate(); kInvalidArgument for routings that do not fit together, ids outside [-1, E),
 // with kWeight a weight that is negative or not finite; kOutOfMemory. Outputs are then unspecified.
@@ -70,7 +71,8 @@ Status apply_capacity(const CapacitySpec& spec, std::span<const Routing* const> 
 //
 //   cut = CapacityCut::create(..., valid tokens of all ranks)
 //   while (!cut.is_done()) { cut.histogram(mine, &bins); sum bins over ranks; cut.refine(bins); }
-//   cut.count_ties(mine, &ties); before = sum of the ties of all lower ranks; cut.apply(mine, before)
+//   cut.count_ties(mine, &ties); before = sum of the ties of all lower ranks
+//   cut.apply(mine, before, &kept)
 //
 // One round for each byte of what is compared: none for kPosition, four for kWeight, one more (for
 // K > 256 two, ...) for kAllFirstChoicesFirst with K > 1. Sums are int64 and exact, so no order of

@@ -1,5 +1,5 @@
-// Auxiliary loss and z-loss. Sums over tokens are taken in token order whatever the threads: a round
-// of rows is scored in parallel, then columns are added in parallel, rows in order. Test:
+// Auxiliary loss and z-loss. Sums over tokens are taken in token order whatever the threads: a
+// round of rows is scored in parallel, then columns are added in parallel, rows in order. Test:
 // tests/router/balance_loss_test.cc.
 #include "argosy/balance_loss.h"
 

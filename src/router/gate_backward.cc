@@ -83,7 +83,8 @@ float finished(float sum) {
   return value != value ? std::bit_cast<float>(0x7FC00000u) : value;
 }
 
-// Whether a token takes part: some d_logits are not zero. Most rows show it in their first elements.
+// Whether a token takes part: some d_logits are not zero. Most rows show it in their first
+// elements.
 bool has_gradient(const Job& job, int64_t token) {
   constexpr int64_t kStep = 32;
   const float* row = job.d_logits + token * job.num_experts;

@@ -1,8 +1,8 @@
 // What the losses and the backward of the router share: checked logits, which rows count, loops
 // over tokens, and how a gradient is written.
 //
-// A row is masked (never read), replaced (OnNonfinite::kUniform: its logits are constants, so it has
-// no gradient) or ordinary. Test: tests/router/backward_test.cc.
+// A row is masked (never read), replaced (OnNonfinite::kUniform: its logits are constants, so it
+// has no gradient) or ordinary. Test: tests/router/backward_test.cc.
 #pragma once
 
 #include <algorithm>
@@ -73,12 +73,12 @@ class TokenRows {
   const RouterInput& input_;
 };
 
-// validate(spec), dtype and shape of the logits, and with OnNonfinite::kError that unmasked rows are
-// finite.
+// validate(spec), dtype and shape of the logits, and with OnNonfinite::kError that unmasked rows
+// are finite.
 Status check_rows(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool);
 
-// `routing` fits spec and logits, and every unmasked row is a choice of K distinct experts: it is the
-// routing before any drop. Precondition: check_rows() was ok.
+// `routing` fits spec and logits, and every unmasked row is a choice of K distinct experts: it is
+// the routing before any drop. Precondition: check_rows() was ok.
 Status check_routing(const RouterSpec& spec, const RouterInput& input, const Routing& routing);
 
 // Terms whose ratio is that of the scores (kSoftmaxTopK: of a softmax).

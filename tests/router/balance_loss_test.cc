@@ -1,5 +1,5 @@
-// Auxiliary loss and z-loss against dual numbers and differences of the loss itself, the named cases
-// of the field, and that no split of the tokens changes anything (contract 2.1, 2.2).
+// Auxiliary loss and z-loss against dual numbers and differences of the loss itself, the named
+// cases of the field, and that no split of the tokens changes anything (contract 2.1, 2.2).
 #include "argosy/balance_loss.h"
 
 #include <gtest/gtest.h>
@@ -419,8 +419,8 @@ TEST(Losses, NoLayoutChangesLossGradientOrCounts) {
   }
 }
 
-// Whole sequences in different micro-batches: each is reduced and differentiated alone, and only the
-// number of all sequences is known to all.
+// Whole sequences in different micro-batches: each is reduced and differentiated alone, and only
+// the number of all sequences is known to all.
 TEST(Losses, SequencesInMicroBatchesAddUp) {
   constexpr uint64_t kSeed = 910;
   SCOPED_TRACE(testing::Message() << "seed " << kSeed);

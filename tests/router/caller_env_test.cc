@@ -1,5 +1,5 @@
-// MXCSR belongs to the caller (contract 4.5): with FTZ and DAZ set, or another rounding, the training
-// side of the router gives the same bits and leaves the register as it was.
+// MXCSR belongs to the caller (contract 4.5): with FTZ and DAZ set, or another rounding, the
+// training side of the router gives the same bits and leaves the register as it was.
 #include <gtest/gtest.h>
 #include <immintrin.h>
 

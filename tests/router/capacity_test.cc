@@ -166,7 +166,8 @@ TEST(Capacity, IsAnExactInteger) {
   EXPECT_EQ(capacity_ok(1, kMax32, kMax, 1, kMax32), 3);  // ceil(2^63 / (2^31 - 1)^2)
 }
 
-// The oracle is one rank with all tokens; every split keeps the same assignments with the same bits.
+// The oracle is one rank with all tokens; every split keeps the same assignments with the same
+// bits.
 TEST(Capacity, EqualsTheNaiveTwinForAnySplit) {
   constexpr uint64_t kSeed = 1101;
   SCOPED_TRACE(testing::Message() << "seed " << kSeed);
