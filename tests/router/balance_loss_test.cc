@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -502,6 +504,46 @@ TEST(Losses, PaddingIsNeverReadAndReplacedRowsCountAsZeros) {
     EXPECT_EQ(z_sums_ok(tokens).sum, z_sums_ok(zeros).sum);
     const std::vector<float> d_logits = gradient_ok(tokens, aux, sums_ok(tokens));
     for (size_t e = 0; e < 16; ++e) EXPECT_EQ(d_logits[4 * 16 + e], 0.0f);
+  }
+}
+
+// K01: any bits for logits give finite losses and gradients, and no gradient to replaced rows.
+TEST(Losses, AnyBitsGiveFiniteLossesAndGradients) {
+  constexpr uint64_t kSeed = 911;
+  SCOPED_TRACE(testing::Message() << "seed " << kSeed);
+  Random random(kSeed);
+  for (int round = 0; round < 100; ++round) {
+    Tokens tokens = draw_tokens(random, kPresets[round % 4], 24, 1.0f, 3);
+    tokens.batch.spec.on_nonfinite = OnNonfinite::kUniform;
+    for (float& logit : tokens.batch.logits) {
+      if (random() % 8 == 0) logit = std::bit_cast<float>(static_cast<uint32_t>(random()));
+    }
+    tokens.routing = route_ok(tokens.batch);
+    const AuxLossSpec aux = {1.0, LossScale::kMegatron, 0};
+    const BalanceSums sums = sums_ok(tokens);
+    const ZLossSums z_sums = z_sums_ok(tokens);
+    ASSERT_TRUE(std::isfinite(loss_ok(tokens.batch.spec, aux, sums)));
+    ASSERT_TRUE(std::isfinite(z_loss(1.0, z_sums)));
+    const std::vector<float> d_aux = gradient_ok(tokens, aux, sums);
+    const std::vector<float> d_z = z_gradient_ok(tokens, 1e-3, z_sums.num_tokens);
+    std::vector<float> d_route(d_aux.size());
+    const std::vector<float> d_weights = normal_logits(random, 24 * 4, 1.0f);
+    ASSERT_TRUE(route_backward(tokens.batch.spec, tokens.input().rows, tokens.routing,
+                               ConstTensorView(d_weights.data(), DType::kF32, {24, 4}),
+                               GradientMode::kWrite, nullptr,
+                               TensorView(d_route.data(), DType::kF32, {24, 16}))
+                    .ok());
+    for (int64_t t = 0; t < 24; ++t) {
+      const auto row = tokens.batch.row(t);
+      const bool ordinary =
+          tokens.batch.mask[static_cast<size_t>(t)] != 0 &&
+          std::all_of(row.begin(), row.end(), [](float z) { return std::isfinite(z); });
+      for (size_t i = static_cast<size_t>(t) * 16; i < static_cast<size_t>(t + 1) * 16; ++i) {
+        for (const float d : {d_aux[i], d_z[i], d_route[i]}) {
+          ASSERT_TRUE(ordinary ? std::isfinite(d) : d == 0.0f);
+        }
+      }
+    }
   }
 }
 
