@@ -179,43 +179,81 @@ Prefetch prefetch_of(const Work& work, const Tile& tile, int64_t panel, int64_t 
   return {current + static_cast<uintptr_t>(work.w->panel_bytes() + done), lines_per_block};
 }
 
-// One panel by all rows of the tile.
-void run_panel(const Work& work, const Tile& tile, int64_t panel, float* scratch) {
-  const ConstTensorView& rows = work.x->rows;
-  const int64_t element = size_of(rows.dtype);
+// Where the results of a tile and panel go.
+struct Output {
+  std::byte* first = nullptr;  // row 0 of the tile, first column of the panel
+  int64_t row_stride_bytes = 0;
+  int64_t num_columns = 0;
+};
+
+Output output_of(const Work& work, const Tile& tile, int64_t panel) {
+  const int64_t element = size_of(work.out.dtype);
   const bool gate_up = work.w->kind() == PackedWeights::Kind::kGateUp;
   const int64_t panel_width = gate_up ? kTileColumns : kPanelColumns;
   const int64_t first_column = panel * panel_width;
+  const int64_t first_row = work.x->offsets[static_cast<size_t>(tile.group)] + tile.rows.first;
+  return {work.out.data + (row_offset(first_row, work.out.stride(0)) + first_column) * element,
+          work.out.stride(0) * element, std::min(panel_width, work.w->n() - first_column)};
+}
+
+// All rows of the tile by one panel: the products, to scratch[row of the tile][0..31].
+void multiply_panel(const Work& work, const Tile& tile, int64_t panel, float* scratch) {
+  const ConstTensorView& rows = work.x->rows;
+  const int64_t element = size_of(rows.dtype);
   const int64_t group_row = work.x->offsets[static_cast<size_t>(tile.group)] + tile.rows.first;
   const int64_t blocks = ceil_div(tile.rows.count, work.dot.row_block);
-
+  const Output output = output_of(work, tile, panel);
   for (int64_t block = 0; block < blocks; ++block) {
     const Part part = part_of(tile.rows.count, blocks, block);
-    const int64_t first_row = group_row + part.first;
     const Prefetch prefetch = prefetch_of(work, tile, panel, blocks, block);
-    const DotArgs dot_args{
-        .rows = rows.data + row_offset(first_row, rows.stride(0)) * element,
+    // Lines that the stores would find missing: fetched while the products are computed. Not by few rows: their
+    // weights need the miss buffers.
+    const bool is_few = tile.rows.count <= work.heuristics.few_rows;
+    for (int64_t r = part.first; !is_few && r < part.first + part.count; ++r) {
+      __builtin_prefetch(output.first + r * output.row_stride_bytes, 1, 3);
+    }
+    work.dot.run({
+        .rows = rows.data + row_offset(group_row + part.first, rows.stride(0)) * element,
         .row_stride_bytes = rows.stride(0) * element,
         .num_rows = part.count,
         .k = work.w->k(),
         .panel = work.w->panel(tile.group, panel),
-        .scratch = scratch,
+        .scratch = scratch + part.first * kPanelColumns,
         .prefetch = prefetch.from,
         .prefetch_lines = prefetch.lines_per_block,
-    };
+    });
+  }
+}
+
+// The products of one panel, through the activation, to the output.
+void store_panel(const Work& work, const Tile& tile, int64_t panel, const float* scratch) {
+  const Output output = output_of(work, tile, panel);
+  work.store({
+      .scratch = scratch,
+      .num_rows = tile.rows.count,
+      .num_columns = output.num_columns,
+      .out = output.first,
+      .row_stride_bytes = output.row_stride_bytes,
+  });
+}
+
+// As many panels at a time as the scratch holds: few rows would else change the floating-point environment,
+// and drain the core, at every panel.
+void run_tile(const Work& work, const Tile& tile, float* scratch) {
+  const int64_t at_once = std::max<int64_t>(1, kMaxRowBlock / tile.rows.count);
+  const int64_t panel_floats = tile.rows.count * kPanelColumns;
+  for (int64_t done = 0; done < tile.panels.count; done += at_once) {
+    const int64_t first = tile.panels.first + done;
+    const int64_t count = std::min(at_once, tile.panels.count - done);
     {
       const platform::ScopedFloatEnv env(platform::Denormals::kFlush);
-      work.dot.run(dot_args);
+      for (int64_t i = 0; i < count; ++i) {
+        multiply_panel(work, tile, first + i, scratch + i * panel_floats);
+      }
     }
-    const StoreArgs store_args{
-        .scratch = scratch,
-        .num_rows = part.count,
-        .num_columns = std::min(panel_width, work.w->n() - first_column),
-        .out = work.out.data + (row_offset(first_row, work.out.stride(0)) + first_column) * element,
-        .row_stride_bytes = work.out.stride(0) * element,
-    };
     const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
-    work.store(store_args);
+    for (int64_t i = 0; i < count; ++i)
+      store_panel(work, tile, first + i, scratch + i * panel_floats);
   }
 }
 
@@ -226,10 +264,7 @@ void run_tasks(const Work& work, const Tiles& tiles, std::atomic<int64_t>* next_
   // Relaxed: the counter only hands out numbers; parallel_for publishes the rest.
   for (int64_t task = next_task->fetch_add(1, std::memory_order_relaxed); task < tiles.num_tasks();
        task = next_task->fetch_add(1, std::memory_order_relaxed)) {
-    const Tile tile = tiles.at(task, &cursor);
-    for (int64_t panel = 0; panel < tile.panels.count; ++panel) {
-      run_panel(work, tile, tile.panels.first + panel, scratch);
-    }
+    run_tile(work, tiles.at(task, &cursor), scratch);
   }
 }
 
