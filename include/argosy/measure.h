@@ -33,7 +33,7 @@ Result<std::vector<PeakLoop>> peak_loops(Level highest);
 
 // Runs the loop for about `seconds` on `num_threads` pinned threads at a time, the caller first.
 // Returns operations a second of all threads together; a multiply-add is two. Errors:
-// kInvalidArgument for num_threads < 1 or a loop this CPU lacks; kOutOfMemory for threads.
+// kInvalidArgument for num_threads < 1, seconds outside [0, 60] or a loop this CPU lacks; kOutOfMemory for threads.
 Result<double> sample_peak(const PeakLoop& loop, int num_threads, double seconds);
 
 // Memory to pass over. Every thread has its own part, first touched by it, in huge pages where the

@@ -56,6 +56,10 @@ Result<DType> parse_dtype(std::string_view name) {
 }
 
 std::string describe(const ConstTensorView& view) {
+  if (view.num_dims < 0 || view.num_dims > kMaxTensorDims) {
+    return fmt::format("a view of {} dimensions, 0 to {} are possible", view.num_dims,
+                       kMaxTensorDims);
+  }
   const auto dims = static_cast<size_t>(view.num_dims);
   const std::span<const int64_t> shape(view.shape.data(), dims);
   std::string text = fmt::format("{} [{}]", name_of(view.dtype), fmt::join(shape, ", "));

@@ -13,6 +13,8 @@
 namespace argosy {
 namespace {
 
+constexpr int kMaxRanks = 1024;  // of any group
+
 using base::invalid;
 
 Status check_options(const ExchangeOptions& options) {
@@ -43,6 +45,9 @@ Status check_options(const ExchangeOptions& options) {
 
 Result<ExchangeSize> size_exchange(const ExchangeOptions& options, int num_ranks) {
   ARGOSY_RETURN_IF_ERROR(check_options(options));
+  if (num_ranks < 1 || num_ranks > kMaxRanks) {
+    return invalid("num_ranks is {}, it can be 1 to {}", num_ranks, kMaxRanks);
+  }
   const int64_t row_bytes = options.hidden * size_of(options.dtype);
   const int64_t step_bytes = row_bytes * options.group_alignment;
   if (options.receive_budget_bytes < step_bytes) {

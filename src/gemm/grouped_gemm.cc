@@ -61,6 +61,12 @@ Status check_matrix(const char* name, const ConstTensorView& view, int64_t colum
   if (view.data == nullptr && view.dim(0) > 0) {
     return base::invalid("{} {} has no data", name, describe(view));
   }
+  // No memory is so large; addresses are computed without a check from here on.
+  int64_t bytes = 0;
+  const bool overflows = __builtin_mul_overflow(view.dim(0), view.stride(0), &bytes) ||
+                         __builtin_mul_overflow(bytes, size_of(view.dtype), &bytes) ||
+                         __builtin_mul_overflow(view.dim(1), size_of(view.dtype), &bytes);
+  if (overflows) return base::invalid("{} is {}: more than 2^63 bytes", name, describe(view));
   return {};
 }
 

@@ -25,7 +25,10 @@ constexpr std::array<std::string_view, 3> kDotOrderNames = {"auto", "amx", "vdpb
 
 }  // namespace
 
-std::string_view name_of(Level level) { return kLevelNames[static_cast<size_t>(level)]; }
+std::string_view name_of(Level level) {
+  const auto at = static_cast<size_t>(level);
+  return at < kLevelNames.size() ? kLevelNames[at] : "(no level)";
+}
 
 Result<Level> parse_level(std::string_view name) {
   const auto at = std::find(kLevelNames.begin(), kLevelNames.end(), name);

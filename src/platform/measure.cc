@@ -16,6 +16,7 @@
 #include "platform/cpu_detect.h"
 #include "platform/measure_loops.h"
 #include "platform/memory.h"
+#include "platform/shared_memory.h"
 
 namespace argosy {
 namespace {
@@ -107,6 +108,9 @@ double median(std::vector<double> samples) {
   return *middle;
 }
 
+// A longer sample is a slip of units.
+constexpr double kMostPeakSeconds = 60;
+
 }  // namespace
 
 Result<std::vector<PeakLoop>> peak_loops(Level highest) {
@@ -122,6 +126,10 @@ Result<std::vector<PeakLoop>> peak_loops(Level highest) {
 
 Result<double> sample_peak(const PeakLoop& loop, int num_threads, double seconds) {
   ARGOSY_RETURN_IF_ERROR(check_threads(num_threads));
+  if (!(seconds >= 0 && seconds <= kMostPeakSeconds)) {
+    return base::invalid("a peak sampled for {} seconds; 0 to {} are possible", seconds,
+                         kMostPeakSeconds);
+  }
   ARGOSY_ASSIGN_OR_RETURN(const std::vector<PeakLoop> usable, peak_loops(loop.level));
   const bool is_usable = std::any_of(usable.begin(), usable.end(), [&](const PeakLoop& other) {
     return other.instruction == loop.instruction;
@@ -187,6 +195,12 @@ int64_t MemoryProbe::num_bytes() const { return state_->bytes_per_thread * state
 Result<std::unique_ptr<MemoryProbe>> MemoryProbe::create(int num_threads, int64_t bytes) {
   ARGOSY_RETURN_IF_ERROR(check_threads(num_threads));
   if (bytes < 0) return base::invalid("a memory probe of {} bytes", bytes);
+  // It is touched whole at once: what the machine has not would end the process.
+  if (const int64_t available = platform::available_memory_bytes(); bytes > available) {
+    return base::error(StatusCode::kOutOfMemory,
+                       "a memory probe of {} bytes; the machine has {} bytes of memory left", bytes,
+                       available);
+  }
   if (bytes == 0) {
     ARGOSY_ASSIGN_OR_RETURN(const CpuInfo* const cpu, cpu_info());
     bytes = std::max<int64_t>(8 * last_cache_bytes(*cpu), int64_t{512} << 20);

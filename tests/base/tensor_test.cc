@@ -121,6 +121,8 @@ TEST(DescribeTest, NamesDtypeShapeAndOddStrides) {
   view.strides[0] = 128;
   EXPECT_EQ(describe(view), "BF16 [512, 64] strides [128, 1]");
   EXPECT_EQ(describe(ConstTensorView()), "unset []");
+  view.num_dims = -3;
+  EXPECT_EQ(describe(view).substr(0, 23), "a view of -3 dimensions");
 }
 
 TEST(ShapeTest, BytesAtTheEdgesOfInt64) {

@@ -166,6 +166,7 @@ TEST(Bench, BadWordsAreRefusedByName) {
       {{"bench", "gemm", "--samples", "0"}, {"--samples", "'0'"}},
       {{"bench", "gemm", "--seconds", "soon"}, {"--seconds", "'soon'"}},
       {{"bench", "gemm", "--threads", "0"}, {"--threads", "'0'"}},
+      {{"bench", "gemm", "--threads", "1024", "--quick"}, {"--threads is 1024", "cores"}},
       {{"bench", "gemm", "--json", "no/such/folder/x.json"}, {"--json", "no/such/folder"}},
   };
   for (const Case& usage : table) {

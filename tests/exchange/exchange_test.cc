@@ -380,6 +380,15 @@ TEST(Exchange, RefusesCallsOutOfOrderAndForeignPlans) {
   });
 }
 
+TEST(ExchangeSizing, RefusesImpossibleNumbersOfRanks) {
+  for (const int num_ranks : {0, -1, 1025, std::numeric_limits<int>::max()}) {
+    const Status status = size_exchange(small_options(), num_ranks).error();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(fmt::format("num_ranks is {}", num_ranks)), std::string::npos);
+  }
+  EXPECT_TRUE(size_exchange(small_options(), 1024).has_value());
+}
+
 TEST(ExchangeSizing, OneFunctionForPlanningAndCreation) {
   ExchangeOptions options = small_options();
   options.group_alignment = 16;

@@ -145,6 +145,26 @@ TEST(Arguments, WeightsAndOptions) {
   for (const Refusal& refusal : refusals) expect_refused(refusal);
 }
 
+// What no caller means, and memory corruption brings: refused, not followed.
+TEST(Arguments, Nonsense) {
+  const std::vector<Refusal> refusals = {
+      {"dimensions below 0",
+       [](Call& call) { call.rows_view.num_dims = -1; },
+       {"rows", "a view of -1 dimensions"}},
+      {"dimensions beyond the array",
+       [](Call& call) { call.out_view.num_dims = 99; },
+       {"out", "a view of 99 dimensions"}},
+      {"a shape beyond all addresses",
+       [](Call& call) { call.rows_view.shape[0] = call.out_view.shape[0] = int64_t{1} << 61; },
+       {"rows", "2305843009213693952", "2^63 bytes"}},
+      {"no level",
+       [](Call& call) { call.options.level = static_cast<Level>(99); },
+       {"(no level)", "generic"},
+       StatusCode::kUnsupported},
+  };
+  for (const Refusal& refusal : refusals) expect_refused(refusal);
+}
+
 TEST(Arguments, Fp32RowsNeedNoOrder) {
   Call call;
   call.options.dot_order = DotOrder::kAuto;

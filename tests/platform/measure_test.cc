@@ -3,7 +3,9 @@
 #include "argosy/measure.h"
 
 #include <gtest/gtest.h>
+
 #include <sched.h>
+#include <limits>
 
 #include <cmath>
 #include <cstring>
@@ -175,6 +177,18 @@ TEST(Pinning, BindsEveryThreadOfAPool) {
     }
     for (const int mask : masks) EXPECT_TRUE(mask == 1 || mask == -1) << mask;
   }).join();
+}
+
+TEST(Measure, RefusesTimesAndSizesThatCannotBe) {
+  const PeakLoop loop = peak_loops(Level::kGeneric).value().front();
+  for (const double seconds : {-1.0, 61.0, 1e300, std::numeric_limits<double>::infinity(),
+                               std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_EQ(sample_peak(loop, 1, seconds).error().code(), StatusCode::kInvalidArgument)
+        << seconds;
+  }
+  const Status huge = MemoryProbe::create(1, int64_t{1} << 50).error();
+  EXPECT_EQ(huge.code(), StatusCode::kOutOfMemory);
+  EXPECT_NE(huge.message().find("1125899906842624 bytes"), std::string::npos) << huge.message();
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // argosy bench: times what users wait for, each case against the limit of this machine. Test:
 // tests/bench/bench_test.cc.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -46,6 +48,15 @@ Result<BenchContext> context_of(const BenchCommand& command) {
   }
   ARGOSY_ASSIGN_OR_RETURN(const DotOrder dot_order, parse_dot_order(command.dot_order));
   ARGOSY_ASSIGN_OR_RETURN(BenchContext context, bench::make_context(level, dot_order));
+  ARGOSY_ASSIGN_OR_RETURN(const CpuInfo* const cpu, cpu_info());
+  if (command.num_threads > cpu->num_cores) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        fmt::format(
+            "--threads is {}, but {} cores are usable: threads that take turns have no limit "
+            "to be held against",
+            command.num_threads, cpu->num_cores));
+  }
   context.num_threads = command.num_threads;
   if (command.quick) {
     context.probe_bytes = 1 << 20;
