@@ -107,7 +107,7 @@ TEST(SimEndpoint, ThrowsAtItsStep) {
         if (window.has_value()) {
           ++num_calls;
           const uint64_t value = 1;
-          endpoint->put(0, *window, 8, &value, sizeof(value));
+          endpoint->put(0, *window, 8 + 8 * rank, &value, sizeof(value));  // a place of its own
           ++num_calls;
           endpoint->signal(0, *window, 0, 1);
           ++num_calls;

@@ -20,7 +20,7 @@ using platform::SharedMapping;
 using shared::Page;
 
 // The page stands at the front of each memfd; windows begin behind it.
-constexpr int64_t kPageBytes = 64 * 1024;
+constexpr int64_t kPageBytes = int64_t{64} * 1024;
 static_assert(sizeof(Page) <= kPageBytes);
 
 // What must live as long as the endpoint. The watch is destroyed first: it uses the ranks.

@@ -190,7 +190,7 @@ class Host {
     const std::optional<Hello> hello = parse<Hello>(*message);
     if (!hello.has_value()) return {};
     const int pid = socket.peer().pid;
-    const Status verdict = judge(*hello, pid, message->descriptors.size());
+    Status verdict = judge(*hello, pid, message->descriptors.size());
     if (!verdict.ok()) {
       offender_ = std::move(socket);
       offender_rank_ = hello->rank;
