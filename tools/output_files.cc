@@ -118,7 +118,7 @@ Status OutputFiles::add_text(const std::string& path, std::string_view text) {
 
 Status OutputFiles::add_safetensors(const std::string& path, std::span<const NamedTensor> tensors) {
   ARGOSY_RETURN_IF_ERROR(reserve(path));
-  const Status status = write_safetensors(files_.back().written, tensors);
+  Status status = write_safetensors(files_.back().written, tensors);
   if (status.ok()) return status;
   return Status(status.code(), fmt::format("cannot write '{}': {}", path, status.message()));
 }

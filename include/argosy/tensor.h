@@ -118,7 +118,8 @@ struct BasicTensorView {
     for (int i = num_dims - 1; i >= 0; --i) {
       const auto at = static_cast<size_t>(i);
       if (shape[at] != 1 && strides[at] != want) return false;
-      want *= shape[at];
+      // More than 2^63 elements: no memory holds them, and the next stride cannot be named.
+      if (__builtin_mul_overflow(want, shape[at], &want)) return i == 0;
     }
     return true;
   }

@@ -121,6 +121,8 @@ TEST(DescribeTest, NamesDtypeShapeAndOddStrides) {
   view.strides[0] = 128;
   EXPECT_EQ(describe(view), "BF16 [512, 64] strides [128, 1]");
   EXPECT_EQ(describe(ConstTensorView()), "unset []");
+  view.shape[0] = view.shape[1] = int64_t{1} << 62;
+  EXPECT_EQ(describe(view), "BF16 [4611686018427387904, 4611686018427387904] strides [128, 1]");
   view.num_dims = -3;
   EXPECT_EQ(describe(view).substr(0, 23), "a view of -3 dimensions");
 }
