@@ -3,6 +3,10 @@
 // bf16: a word holds two neighbours; the even one is its low half shifted up, the odd one its high half as it
 // stands, so no lane moves on the way in or out. Two words of 16 columns and four sums are in flight.
 // Only the table has external linkage.
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 takes the undefined start of an intrinsic of its own header for a mistake.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 
 #include "exchange/combine_kernel.h"
