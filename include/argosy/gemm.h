@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "argosy/activation.h"
 #include "argosy/cpu.h"
 #include "argosy/status.h"
 #include "argosy/tensor.h"
@@ -17,10 +18,11 @@
 namespace argosy {
 
 // Weights of `num_groups` experts, packed for the kernels. Two kinds:
-//   plain    out[n] = x . w[n],                          w   [N, K] per group
-//   gate_up  out[f] = silu(x . gate[f]) * (x . up[f]),   gate, up [F, K] per group; n() is F
-// Owns its memory, 64-byte aligned; movable (a moved-from object may only be assigned or destroyed). N and
-// K of any size >= 1 (padded inside with zeros).
+//   plain    out[n] = x . w[n],                              w   [N, K] per group
+//   gate_up  out[f] = activation(x . gate[f], x . up[f]),    gate, up [F, K] per group; n() is F
+// and for each, once add_bias() was called, a bias per column that is added in fp32 to the finished product
+// (contract 3.5). Owns its memory, 64-byte aligned; movable (a moved-from object may only be assigned or
+// destroyed). N and K of any size >= 1 (padded inside with zeros).
 class PackedWeights {
  public:
   enum class Kind { kPlain, kGateUp };
@@ -37,12 +39,22 @@ class PackedWeights {
   Status set_group(int64_t group, const ConstTensorView& w);
   Status set_group(int64_t group, const ConstTensorView& gate, const ConstTensorView& up);
 
+  // Gives every group a bias of zeros, which set_bias then sets; a second call changes nothing.
+  // Errors: kInvalidArgument for weights never created; kOutOfMemory.
+  Status add_bias();
+  // Sets the bias of one group: [N], or gate and up [F]. bf16 or fp32, any stride; widened. Different groups
+  // may be set by different threads at a time. Errors: kInvalidArgument for a group out of range, another
+  // kind, shape or dtype, or without add_bias() before.
+  Status set_bias(int64_t group, const ConstTensorView& bias);
+  Status set_bias(int64_t group, const ConstTensorView& gate, const ConstTensorView& up);
+
   Kind kind() const { return kind_; }
   DType dtype() const { return dtype_; }
   int64_t num_groups() const { return num_groups_; }
   int64_t n() const { return n_; }
   int64_t k() const { return k_; }
-  int64_t num_bytes() const { return data_.size_bytes(); }
+  int64_t num_bytes() const { return data_.size_bytes() + bias_.size_bytes(); }
+  bool has_bias() const { return has_bias_; }
 
   // Layout, for kernels. A panel is 32 columns by all of k (padded to 32), contiguous; panels of a group
   // in order. gate_up: columns 0..15 of a panel are gate, 16..31 up, of the same 16 output columns.
@@ -52,19 +64,28 @@ class PackedWeights {
   const std::byte* panel(int64_t group, int64_t panel) const {
     return data_.data() + (group * num_panels_ + panel) * panel_bytes_;
   }
+  // The 32 biases of a panel's columns in their order, zero in the padding; null without add_bias().
+  const float* bias_of_panel(int64_t group, int64_t panel) const {
+    if (!has_bias_) return nullptr;
+    return reinterpret_cast<const float*>(bias_.data()) + (group * num_panels_ + panel) * 32;
+  }
 
  private:
+  float* group_bias(int64_t group);
+
   Kind kind_ = Kind::kPlain;
   DType dtype_ = DType::kUnset;
   int64_t num_groups_ = 0, n_ = 0, k_ = 0;
   int64_t num_panels_ = 0, padded_k_ = 0, panel_bytes_ = 0;
-  AlignedBuffer data_;
+  bool has_bias_ = false;
+  AlignedBuffer data_, bias_;
 };
 
 struct GemmOptions {
   Level level = Level::kGeneric;
   DotOrder dot_order = DotOrder::kAuto;  // must be kAmx or kVdpbf16 for bf16 rows
   ThreadPool* pool = nullptr;            // null: the calling thread
+  Activation activation = {};            // of gate_up weights; plain ones have none
 };
 
 // Rows in groups. Group g is rows [offsets[g], offsets[g] + sizes[g]); rows outside are never read
@@ -75,16 +96,18 @@ struct RaggedRows {
   std::span<const int64_t> sizes;    // [G], real counts
 };
 
-// out[row] = rows[row] . w[group]^T for plain weights; silu(gate) * up for gate_up weights.
+// out[row] = rows[row] . w[group]^T + bias for plain weights; activation(gate, up) for gate_up weights.
 //
-// bf16 rows: products by dot_order, silu and product in fp32, one rounding to bf16. fp32 rows: everything
-// by the fp32 chain; bf16 weights are widened. Rows of `out` outside every group are not written.
+// bf16 rows: products by dot_order, bias and activation in fp32, one rounding to bf16. fp32 rows: everything
+// by the fp32 chain; bf16 weights are widened. Denormals: flushed in the products, kept in bias and activation.
+// Rows of `out` outside every group are not written.
 //
 // in   x     as above; K = w.k(); any row stride
 // in   w     num_groups = G. fp32 weights need fp32 rows.
 // out  out   [S, w.n()] of the rows' dtype, unit stride in n, rows that do not overlap. Its bytes, from the
 //            first row to the last, must not overlap those of x (refused)
-// Errors: kInvalidArgument names shapes, dtypes, the group whose range leaves [0, S], overlapping groups;
+// Errors: kInvalidArgument names shapes, dtypes, the group whose range leaves [0, S], overlapping groups, an
+// activation that validate() refuses;
 // kUnsupported for a level this build or CPU lacks. Blocks: no. Allocates: never (but for messages).
 Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
                     const TensorView& out);

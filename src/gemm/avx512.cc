@@ -34,10 +34,8 @@ const KernelTable& avx512_kernels() {
       .bf16_vdpbf16 = dot_of<PairOrder<Bf16Rows, true>, 12>(),
       .f32_bf16 = dot_of<PairOrder<F32Rows, false>, 12>(),
       .f32_f32 = dot_of<F32Order, 12>(),
-      .store_plain_bf16 = store_plain<BFloat16>,
-      .store_plain_f32 = store_plain<float>,
-      .store_gate_up_bf16 = store_gate_up<BFloat16>,
-      .store_gate_up_f32 = store_gate_up<float>,
+      .store_bf16 = stores_of<BFloat16>(),
+      .store_f32 = stores_of<float>(),
   };
   return kTable;
 }

@@ -139,8 +139,6 @@ constexpr KernelTable kTable{
     .bf16_vdpbf16 = {dot<PairOrder<BFloat16, true>, 4>, kRowBlock},
     .f32_bf16 = {dot<PairOrder<float, false>, 4>, kRowBlock},
     .f32_f32 = {dot<F32Order, 4>, kRowBlock},
-    .store_plain_bf16 = store_plain<BFloat16>,
-    .store_plain_f32 = store_plain<float>,
-    .store_gate_up_bf16 = store_gate_up<BFloat16>,
-    .store_gate_up_f32 = store_gate_up<float>,
+    .store_bf16 = stores_of<BFloat16>(),
+    .store_f32 = stores_of<float>(),
 };

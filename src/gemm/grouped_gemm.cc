@@ -146,11 +146,12 @@ Dot dot_of(const KernelTable& table, DType rows, DType weights, DotOrder order) 
   return order == DotOrder::kAmx ? table.bf16_amx : table.bf16_vdpbf16;
 }
 
-StoreKernel store_of(const KernelTable& table, DType out, PackedWeights::Kind kind) {
-  if (kind == PackedWeights::Kind::kPlain) {
-    return out == DType::kF32 ? table.store_plain_f32 : table.store_plain_bf16;
-  }
-  return out == DType::kF32 ? table.store_gate_up_f32 : table.store_gate_up_bf16;
+StoreKernel store_of(const KernelTable& table, DType out, const PackedWeights& w,
+                     ActivationKind activation) {
+  const Stores& stores = out == DType::kF32 ? table.store_f32 : table.store_bf16;
+  const size_t bias = w.has_bias() ? 1 : 0;
+  if (w.kind() == PackedWeights::Kind::kPlain) return stores.plain[bias];
+  return stores.gate_up[static_cast<size_t>(activation)][bias];
 }
 
 // What every task needs.
@@ -160,6 +161,7 @@ struct Work {
   TensorView out;
   Dot dot;
   StoreKernel store = nullptr;
+  Activation activation;
   GemmHeuristics heuristics;
 };
 
@@ -231,11 +233,14 @@ void multiply_panel(const Work& work, const Tile& tile, int64_t panel, float* sc
   }
 }
 
-// The products of one panel, through the activation, to the output.
+// The products of one panel, plus bias, through the activation, to the output.
 void store_panel(const Work& work, const Tile& tile, int64_t panel, const float* scratch) {
   const Output output = output_of(work, tile, panel);
   work.store({
       .scratch = scratch,
+      .bias = work.w->bias_of_panel(tile.group, panel),
+      .limit = work.activation.limit,
+      .alpha = work.activation.alpha,
       .num_rows = tile.rows.count,
       .num_columns = output.num_columns,
       .out = output.first,
@@ -282,6 +287,9 @@ Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const Packe
   ARGOSY_ASSIGN_OR_RETURN(const gemm::KernelTable* table, gemm::kernels_for(options.level));
   ARGOSY_RETURN_IF_ERROR(gemm::check_matrix("rows", x.rows, w.k()));
   ARGOSY_RETURN_IF_ERROR(gemm::check_weights(options, x.rows.dtype, w));
+  if (w.kind() == PackedWeights::Kind::kGateUp) {
+    ARGOSY_RETURN_IF_ERROR(validate(options.activation));
+  }
   ARGOSY_RETURN_IF_ERROR(gemm::check_matrix("out", out, w.n()));
   ARGOSY_RETURN_IF_ERROR(gemm::check_output(x.rows, out));
   ARGOSY_RETURN_IF_ERROR(gemm::check_groups(x, w.num_groups()));
@@ -291,7 +299,8 @@ Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const Packe
   work.w = &w;
   work.out = out;
   work.dot = gemm::dot_of(*table, x.rows.dtype, w.dtype(), options.dot_order);
-  work.store = gemm::store_of(*table, out.dtype, w.kind());
+  work.store = gemm::store_of(*table, out.dtype, w, options.activation.kind);
+  work.activation = options.activation;
   work.heuristics = gemm::heuristics_for(options.level);
 
   const int64_t threads = options.pool == nullptr ? 1 : options.pool->num_threads();

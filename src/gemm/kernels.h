@@ -5,9 +5,11 @@
 // no compiler can move arithmetic across the change. Test: tests/gemm/kernels_test.cc.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
+#include "argosy/activation.h"
 #include "argosy/cpu.h"
 #include "argosy/tensor.h"
 
@@ -36,10 +38,13 @@ struct Dot {
   int64_t row_block = 0;  // rows a call takes at most
 };
 
-// Columns [0, num_columns) of the finished products, through the activation, to the output rows.
-// gate_up: column c of the output is silu(scratch[c]) * scratch[16 + c].
+// Columns [0, num_columns) of the finished products, plus bias, through the activation, to the output rows.
+// gate_up: column c of the output is made of columns c (gate) and 16 + c (up) of the scratch.
 struct StoreArgs {
   const float* scratch = nullptr;
+  const float* bias = nullptr;  // [32], read only by the stores with bias
+  float limit = 0;              // of the activation, read only where it has them
+  float alpha = 0;
   int64_t num_rows = 0;
   int64_t num_columns = 0;
   std::byte* out = nullptr;  // row 0, first column
@@ -47,16 +52,21 @@ struct StoreArgs {
 };
 using StoreKernel = void (*)(const StoreArgs& args);
 
+// The stores of one output dtype, each without and with a bias.
+struct Stores {
+  using WithoutAndWithBias = std::array<StoreKernel, 2>;
+  WithoutAndWithBias plain = {};
+  std::array<WithoutAndWithBias, kNumActivations> gate_up = {};  // by ActivationKind
+};
+
 struct KernelTable {
   // Rows and weights: bf16 and bf16 in two orders, fp32 and bf16, fp32 and fp32.
   Dot bf16_amx;
   Dot bf16_vdpbf16;
   Dot f32_bf16;
   Dot f32_f32;
-  StoreKernel store_plain_bf16 = nullptr;
-  StoreKernel store_plain_f32 = nullptr;
-  StoreKernel store_gate_up_bf16 = nullptr;
-  StoreKernel store_gate_up_f32 = nullptr;
+  Stores store_bf16;
+  Stores store_f32;
 };
 
 // One per level; generic has two builds of the same source, chosen by what the CPU has. All but

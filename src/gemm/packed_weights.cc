@@ -1,4 +1,4 @@
-// Sizes and packing of weights. Padding is zeroed once and never written again, so a group may be
+// Sizes and packing of weights and biases. Padding is zeroed once and never written again, so a group may be
 // set anew. Test: tests/gemm/packed_weights_test.cc.
 #include <cstring>
 #include <utility>
@@ -92,6 +92,34 @@ Status check_matrix(const PackedWeights& packed, const char* name, const ConstTe
   return {};
 }
 
+Status check_bias(const PackedWeights& packed, const char* name, const ConstTensorView& bias) {
+  if (!packed.has_bias()) return base::invalid("{} is given, but add_bias was not called", name);
+  if ((bias.dtype != DType::kBF16 && bias.dtype != DType::kF32) || bias.num_dims != 1 ||
+      bias.dim(0) != packed.n()) {
+    return base::invalid("{} is {}, the packed weights take BF16 or F32 [{}]", name, describe(bias),
+                         packed.n());
+  }
+  if (bias.data == nullptr) return base::invalid("{} {} has no data", name, describe(bias));
+  return {};
+}
+
+// Writes element n of `bias`, widened, to its panel's column.
+void pack_bias(const ConstTensorView& bias, float* group_bias, ColumnOf column_of) {
+  const int64_t element = size_of(bias.dtype);
+  for (int64_t n = 0; n < bias.dim(0); ++n) {
+    const std::byte* from = bias.data + row_offset(n, bias.stride(0)) * element;
+    const PanelColumn at = column_of(n);
+    float* to = group_bias + at.panel * kPanelColumns + at.column;
+    if (bias.dtype == DType::kF32) {
+      std::memcpy(to, from, sizeof(float));
+    } else {
+      BFloat16 value;
+      std::memcpy(&value, from, sizeof(value));
+      *to = value.to_float();
+    }
+  }
+}
+
 Status check_group(const PackedWeights& packed, int64_t group, PackedWeights::Kind kind) {
   if (group < 0 || group >= packed.num_groups()) {
     return base::invalid("group {} is outside [0, {})", group, packed.num_groups());
@@ -145,6 +173,40 @@ Status PackedWeights::set_group(int64_t group, const ConstTensorView& gate,
   gemm::pack_matrix(gate, base, panel_bytes_, gemm::gate_column);
   gemm::pack_matrix(up, base, panel_bytes_, gemm::up_column);
   return {};
+}
+
+Status PackedWeights::add_bias() {
+  if (dtype_ == DType::kUnset) return base::invalid("add_bias: the weights were never created");
+  if (has_bias_) return {};
+  // A panel's biases are fewer bytes than the panel, whose total fits.
+  const int64_t bytes =
+      num_groups_ * num_panels_ * gemm::kPanelColumns * static_cast<int64_t>(sizeof(float));
+  ARGOSY_ASSIGN_OR_RETURN(bias_, AlignedBuffer::allocate(bytes));
+  if (bytes > 0) std::memset(bias_.data(), 0, static_cast<size_t>(bytes));
+  has_bias_ = true;
+  return {};
+}
+
+Status PackedWeights::set_bias(int64_t group, const ConstTensorView& bias) {
+  ARGOSY_RETURN_IF_ERROR(gemm::check_group(*this, group, Kind::kPlain));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_bias(*this, "bias", bias));
+  gemm::pack_bias(bias, group_bias(group), gemm::plain_column);
+  return {};
+}
+
+Status PackedWeights::set_bias(int64_t group, const ConstTensorView& gate,
+                               const ConstTensorView& up) {
+  ARGOSY_RETURN_IF_ERROR(gemm::check_group(*this, group, Kind::kGateUp));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_bias(*this, "gate bias", gate));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_bias(*this, "up bias", up));
+  gemm::pack_bias(gate, group_bias(group), gemm::gate_column);
+  gemm::pack_bias(up, group_bias(group), gemm::up_column);
+  return {};
+}
+
+float* PackedWeights::group_bias(int64_t group) {
+  return reinterpret_cast<float*>(bias_.data()) +
+         gemm::panel_offset(group, 0, num_panels_, gemm::kPanelColumns);
 }
 
 }  // namespace argosy

@@ -54,10 +54,8 @@ const KernelTable& reference_kernels() {
       .bf16_vdpbf16 = {dot<BFloat16, BFloat16, Order::kVdpbf16>, kRowBlock},
       .f32_bf16 = {dot<float, BFloat16, Order::kF32>, kRowBlock},
       .f32_f32 = {dot<float, float, Order::kF32>, kRowBlock},
-      .store_plain_bf16 = store_plain<BFloat16>,
-      .store_plain_f32 = store_plain<float>,
-      .store_gate_up_bf16 = store_gate_up<BFloat16>,
-      .store_gate_up_f32 = store_gate_up<float>,
+      .store_bf16 = stores_of<BFloat16>(),
+      .store_f32 = stores_of<float>(),
   };
   return kTable;
 }

@@ -11,26 +11,51 @@ __attribute__((always_inline)) inline void store_one(std::byte* to, float*, floa
   std::memcpy(to, &canonical, sizeof(canonical));
 }
 
-template <typename Out>
+// The two activations, one column at a time.
+struct SwiGlu {
+  __attribute__((always_inline)) static inline float of(const StoreArgs&, float gate, float up) {
+    return numeric::silu_f32(gate) * up;
+  }
+};
+
+struct ClampedSwiGlu {
+  __attribute__((always_inline)) static inline float of(const StoreArgs& args, float gate,
+                                                        float up) {
+    return numeric::clamped_swiglu_f32(gate, up, args.limit, args.alpha);
+  }
+};
+
+// The finished product of a column.
+template <bool kBias>
+__attribute__((always_inline)) inline float product_at(const float* from, const float* bias,
+                                                       int64_t column) {
+  if constexpr (kBias) return from[column] + bias[column];
+  return from[column];
+}
+
+template <typename Out, bool kBias>
 ARGOSY_KERNEL_TARGET void store_plain(const StoreArgs& args) {
   for (int64_t r = 0; r < args.num_rows; ++r) {
     const float* from = args.scratch + r * kPanelColumns;
     std::byte* to = args.out + r * args.row_stride_bytes;
     for (int64_t c = 0; c < args.num_columns; ++c) {
-      store_one(to + c * int64_t{sizeof(Out)}, static_cast<Out*>(nullptr), from[c]);
+      store_one(to + c * int64_t{sizeof(Out)}, static_cast<Out*>(nullptr),
+                product_at<kBias>(from, args.bias, c));
     }
   }
 }
 
-template <typename Out>
+template <typename Out, typename Act, bool kBias>
 ARGOSY_KERNEL_TARGET void store_gate_up(const StoreArgs& args) {
   for (int64_t r = 0; r < args.num_rows; ++r) {
-    const float* gate = args.scratch + r * kPanelColumns;
-    const float* up = gate + kTileColumns;
+    const float* from = args.scratch + r * kPanelColumns;
     std::byte* to = args.out + r * args.row_stride_bytes;
     for (int64_t c = 0; c < args.num_columns; ++c) {
-      const float activated = numeric::silu_f32(gate[c]);
-      store_one(to + c * int64_t{sizeof(Out)}, static_cast<Out*>(nullptr), activated * up[c]);
+      const float gate = product_at<kBias>(from, args.bias, c);
+      const float up = product_at<kBias>(from, args.bias, kTileColumns + c);
+      store_one(to + c * int64_t{sizeof(Out)}, static_cast<Out*>(nullptr), Act::of(args, gate, up));
     }
   }
 }
+
+#include "gemm/stores_of.inl"

@@ -18,6 +18,7 @@ struct Vec {
   ARGOSY_KERNEL_INLINE static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   ARGOSY_KERNEL_INLINE static F div(F a, F b) { return _mm512_div_ps(a, b); }
   ARGOSY_KERNEL_INLINE static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  ARGOSY_KERNEL_INLINE static F min_or_second(F a, F b) { return _mm512_min_ps(a, b); }
   ARGOSY_KERNEL_INLINE static F max_or_second(F a, F b) { return _mm512_max_ps(a, b); }
 
   // The even and the odd elements of 16 pairs of bf16, widened.

@@ -1,5 +1,5 @@
 // The epilogue in vectors, included into the anonymous namespace of a level's file after `Vec`. The
-// operations of numeric::silu_f32, one for one, so the bits are its bits. Test:
+// operations of numeric::silu_f32 and clamped_swiglu_f32, one for one, so the bits are theirs. Test:
 // tests/gemm/kernels_test.cc.
 
 constexpr int kVectorsOf16 = static_cast<int>(kTileColumns) / Vec::kLanes;
@@ -25,35 +25,65 @@ ARGOSY_KERNEL_INLINE Vec::F exp_nonpositive(Vec::F x) {
   return Vec::mul(Vec::mul(p, scale_a), scale_b);
 }
 
-ARGOSY_KERNEL_INLINE Vec::F silu(Vec::F x) {
+ARGOSY_KERNEL_INLINE Vec::F sigmoid(Vec::F x) {
   const Vec::Mask positive = Vec::is_positive(x);
   const Vec::F one = Vec::splat(1.0f);
   const Vec::F e = exp_nonpositive(Vec::select(positive, Vec::negate(x), x));
-  return Vec::mul(x, Vec::div(Vec::select(positive, one, e), Vec::add(one, e)));
+  return Vec::div(Vec::select(positive, one, e), Vec::add(one, e));
 }
 
-template <typename Out>
+struct SwiGlu {
+  ARGOSY_KERNEL_INLINE static Vec::F of(const StoreArgs&, Vec::F gate, Vec::F up) {
+    return Vec::mul(Vec::mul(gate, sigmoid(gate)), up);
+  }
+};
+
+struct ClampedSwiGlu {
+  ARGOSY_KERNEL_INLINE static Vec::F of(const StoreArgs& args, Vec::F gate, Vec::F up) {
+    // A NaN, second operand of minimum and maximum, goes through.
+    const Vec::F limit = Vec::splat(args.limit);
+    const Vec::F g = Vec::min_or_second(limit, gate);
+    const Vec::F u = Vec::max_or_second(Vec::negate(limit), Vec::min_or_second(limit, up));
+    const Vec::F a = Vec::mul(g, sigmoid(Vec::mul(Vec::splat(args.alpha), g)));
+    return Vec::fma(a, u, a);
+  }
+};
+
+// The finished products of the columns from `column` on.
+template <bool kBias>
+ARGOSY_KERNEL_INLINE Vec::F products_at(const float* from, const float* bias, int64_t column) {
+  const Vec::F products = Vec::load(from + column);
+  if constexpr (kBias) return Vec::add(products, Vec::load(bias + column));
+  return products;
+}
+
+template <typename Out, bool kBias>
 ARGOSY_KERNEL_TARGET void store_plain(const StoreArgs& args) {
   for (int64_t r = 0; r < args.num_rows; ++r) {
     const float* from = args.scratch + r * kPanelColumns;
     std::byte* to = args.out + r * args.row_stride_bytes;
     for (int64_t c = 0; c < args.num_columns; c += kTileColumns) {
       Vec::F x[kVectorsOf16];
-      for (int i = 0; i < kVectorsOf16; ++i) x[i] = Vec::load(from + c + i * Vec::kLanes);
+      for (int i = 0; i < kVectorsOf16; ++i) {
+        x[i] = products_at<kBias>(from, args.bias, c + i * Vec::kLanes);
+      }
       store_16(to + c * int64_t{sizeof(Out)}, static_cast<Out*>(nullptr), x, args.num_columns - c);
     }
   }
 }
 
-template <typename Out>
+template <typename Out, typename Act, bool kBias>
 ARGOSY_KERNEL_TARGET void store_gate_up(const StoreArgs& args) {
   for (int64_t r = 0; r < args.num_rows; ++r) {
-    const float* gate = args.scratch + r * kPanelColumns;
-    const float* up = gate + kTileColumns;
+    const float* from = args.scratch + r * kPanelColumns;
     Vec::F x[kVectorsOf16];
     for (int i = 0; i < kVectorsOf16; ++i) {
-      x[i] = Vec::mul(silu(Vec::load(gate + i * Vec::kLanes)), Vec::load(up + i * Vec::kLanes));
+      const int64_t column = i * Vec::kLanes;
+      x[i] = Act::of(args, products_at<kBias>(from, args.bias, column),
+                     products_at<kBias>(from, args.bias, kTileColumns + column));
     }
     store_16(args.out + r * args.row_stride_bytes, static_cast<Out*>(nullptr), x, args.num_columns);
   }
 }
+
+#include "gemm/stores_of.inl"

@@ -55,6 +55,15 @@ ARGOSY_INLINE float sigmoid_f32(float x) {
 // x * sigmoid(x).
 ARGOSY_INLINE float silu_f32(float x) { return x * sigmoid_f32(x); }
 
+// ActivationKind::kClampedSwiGlu: with g = min(gate, limit), u = up clamped to [-limit, limit] and
+// a = g * sigmoid(alpha * g), a * (u + 1) as one FMA. A NaN passes the clamps. limit > 0.
+ARGOSY_INLINE float clamped_swiglu_f32(float gate, float up, float limit, float alpha) {
+  const float g = gate > limit ? limit : gate;
+  const float u = up > limit ? limit : (up < -limit ? -limit : up);
+  const float a = g * sigmoid_f32(alpha * g);
+  return __builtin_fmaf(a, u, a);
+}
+
 // e^x for finite x <= 0, relative error below 1e-15; 0 below -708, where an fp32 user sees 0
 // anyway.
 //

@@ -145,6 +145,26 @@ TEST(Arguments, WeightsAndOptions) {
   for (const Refusal& refusal : refusals) expect_refused(refusal);
 }
 
+TEST(Arguments, Activations) {
+  const auto with = [](Activation activation) {
+    return [activation](Call& c) {
+      c.weights =
+          PackedWeights::create(PackedWeights::Kind::kGateUp, DType::kBF16, 3, kN, kK).value();
+      c.options.activation = activation;
+    };
+  };
+  const Refusal refusals[] = {
+      {"no limit", with({ActivationKind::kClampedSwiGlu, 0.0f, 1.0f}), {"limit", "is 0"}},
+      {"a negative alpha", with({ActivationKind::kClampedSwiGlu, 7.0f, -1.0f}), {"alpha", "-1"}},
+      {"an unknown kind", with({static_cast<ActivationKind>(9), 7.0f, 1.0f}), {"activation 9"}},
+  };
+  for (const Refusal& refusal : refusals) expect_refused(refusal);
+  // Plain weights have no activation: what stands there is not read.
+  Call call;
+  call.options.activation.kind = static_cast<ActivationKind>(9);
+  EXPECT_TRUE(call.run().ok());
+}
+
 // What no caller means, and memory corruption brings: refused, not followed.
 TEST(Arguments, Nonsense) {
   const std::vector<Refusal> refusals = {

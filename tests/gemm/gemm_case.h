@@ -59,6 +59,8 @@ struct GemmSpec {
   DType rows = DType::kBF16;
   DType weights = DType::kBF16;
   DotOrder order = DotOrder::kAmx;
+  Activation activation = {};
+  bool bias = false;
   int64_t n = 1;
   int64_t k = 1;
   std::vector<int64_t> sizes = {};
@@ -70,21 +72,37 @@ struct GemmSpec {
   uint32_t seed = 1;
 
   std::string text() const {
-    return fmt::format("seed {} rows {} weights {} order {} {} n {} k {} values {} sizes {}", seed,
-                       argosy::name_of(rows), argosy::name_of(weights), argosy::name_of(order),
-                       kind == PackedWeights::Kind::kPlain ? "plain" : "gate_up", n, k,
-                       testing::name_of(values), fmt::join(sizes, " "));
+    return fmt::format("seed {} rows {} weights {} order {} {}{} n {} k {} values {} sizes {}",
+                       seed, argosy::name_of(rows), argosy::name_of(weights),
+                       argosy::name_of(order),
+                       kind == PackedWeights::Kind::kPlain ? "plain" : to_string(activation),
+                       bias ? " bias" : "", n, k, testing::name_of(values), fmt::join(sizes, " "));
   }
 };
 
-// The dtypes and orders that are legal.
+// The dtypes and orders that are legal, plain and by both activations, with and without bias. The limit is
+// low, so that random products are clamped.
 inline std::vector<GemmSpec> all_arithmetics() {
+  const GemmSpec epilogues[] = {
+      {},
+      {.bias = true},
+      {.kind = PackedWeights::Kind::kGateUp},
+      {.kind = PackedWeights::Kind::kGateUp,
+       .activation = {ActivationKind::kClampedSwiGlu, 1.25f, 1.702f},
+       .bias = true},
+  };
   std::vector<GemmSpec> specs;
-  for (const auto kind : {PackedWeights::Kind::kPlain, PackedWeights::Kind::kGateUp}) {
-    specs.push_back({.kind = kind, .order = DotOrder::kAmx});
-    specs.push_back({.kind = kind, .order = DotOrder::kVdpbf16});
-    specs.push_back({.kind = kind, .rows = DType::kF32});
-    specs.push_back({.kind = kind, .rows = DType::kF32, .weights = DType::kF32});
+  for (const GemmSpec& epilogue : epilogues) {
+    const auto add = [&](DType rows, DType weights, DotOrder order) {
+      specs.push_back(epilogue);
+      specs.back().rows = rows;
+      specs.back().weights = weights;
+      specs.back().order = order;
+    };
+    add(DType::kBF16, DType::kBF16, DotOrder::kAmx);
+    add(DType::kBF16, DType::kBF16, DotOrder::kVdpbf16);
+    add(DType::kF32, DType::kBF16, DotOrder::kAmx);
+    add(DType::kF32, DType::kF32, DotOrder::kAmx);
   }
   return specs;
 }
@@ -121,6 +139,7 @@ class GemmCase {
     options.level = level;
     options.dot_order = spec_.order;
     options.pool = pool;
+    options.activation = spec_.activation;
     const Status status = grouped_gemm(options, ragged(), packed_, view);
     EXPECT_TRUE(status.ok()) << status.to_string();
     return out;
@@ -141,9 +160,11 @@ class GemmCase {
   }
 
   float output_element(size_t group, int64_t row, int64_t n) const {
-    const float first = dot(row, first_[group], n);
+    const float first = product(row, first_[group], first_bias_[group], n);
     if (spec_.kind == PackedWeights::Kind::kPlain) return first;
-    return numeric::silu_f32(first) * dot(row, up_[group], n);
+    const float up = product(row, up_[group], up_bias_[group], n);
+    if (spec_.activation.kind == ActivationKind::kSwiGlu) return numeric::silu_f32(first) * up;
+    return numeric::clamped_swiglu_f32(first, up, spec_.activation.limit, spec_.activation.alpha);
   }
 
   double row_element(int64_t row, int64_t k) const {
@@ -154,6 +175,9 @@ class GemmCase {
     return first_[group];
   }  // w, or gate
   const std::vector<float>& up_matrix(size_t group) const { return up_[group]; }
+  // 0 without bias.
+  double first_bias(size_t group, int64_t n) const { return bias_at(first_bias_[group], n); }
+  double up_bias(size_t group, int64_t n) const { return bias_at(up_bias_[group], n); }
   const std::vector<int64_t>& offsets() const { return offsets_; }
   int64_t num_rows() const { return num_rows_; }
 
@@ -224,8 +248,18 @@ class GemmCase {
     }
   }
 
-  std::vector<float> random_matrix() {
-    std::vector<float> matrix(static_cast<size_t>(spec_.n * spec_.k));
+  static float bias_at(const std::vector<float>& bias, int64_t n) {
+    return bias.empty() ? 0.0f : bias[static_cast<size_t>(n)];
+  }
+
+  float product(int64_t row, const std::vector<float>& matrix, const std::vector<float>& bias,
+                int64_t n) const {
+    const float finished = dot(row, matrix, n);
+    return bias.empty() ? finished : finished + bias_at(bias, n);
+  }
+
+  std::vector<float> random_values(int64_t count) {
+    std::vector<float> matrix(static_cast<size_t>(count));
     for (float& value : matrix) value = std::bit_cast<float>(element_bits(spec_.weights));
     return matrix;
   }
@@ -236,17 +270,40 @@ class GemmCase {
         PackedWeights::create(spec_.kind, spec_.weights, groups, spec_.n, spec_.k);
     ASSERT_TRUE(packed.has_value()) << packed.error().to_string();
     packed_ = std::move(packed).value();
+    if (spec_.bias) {
+      ASSERT_TRUE(packed_.add_bias().ok());
+    }
+    const bool is_plain = spec_.kind == PackedWeights::Kind::kPlain;
     for (int64_t g = 0; g < groups; ++g) {
-      first_.push_back(random_matrix());
-      up_.push_back(spec_.kind == PackedWeights::Kind::kPlain ? std::vector<float>()
-                                                              : random_matrix());
+      first_.push_back(random_values(spec_.n * spec_.k));
+      up_.push_back(random_values(is_plain ? 0 : spec_.n * spec_.k));
+      first_bias_.push_back(random_values(spec_.bias ? spec_.n : 0));
+      up_bias_.push_back(random_values(spec_.bias && !is_plain ? spec_.n : 0));
       std::vector<uint16_t> halves[2];
       const ConstTensorView first = matrix_view(first_.back(), halves[0]);
-      const Status status = spec_.kind == PackedWeights::Kind::kPlain
+      const Status status = is_plain
                                 ? packed_.set_group(g, first)
                                 : packed_.set_group(g, first, matrix_view(up_.back(), halves[1]));
       ASSERT_TRUE(status.ok()) << status.to_string();
+      if (spec_.bias) set_bias(g);
     }
+  }
+
+  void set_bias(int64_t g) {
+    const auto at = static_cast<size_t>(g);
+    std::vector<uint16_t> halves[2];
+    const ConstTensorView first = vector_view(first_bias_[at], halves[0]);
+    const Status status = spec_.kind == PackedWeights::Kind::kPlain
+                              ? packed_.set_bias(g, first)
+                              : packed_.set_bias(g, first, vector_view(up_bias_[at], halves[1]));
+    ASSERT_TRUE(status.ok()) << status.to_string();
+  }
+
+  ConstTensorView vector_view(const std::vector<float>& values,
+                              std::vector<uint16_t>& halves) const {
+    if (spec_.weights == DType::kF32) return {values.data(), DType::kF32, {spec_.n}};
+    for (const float value : values) halves.push_back(static_cast<uint16_t>(bits_of(value) >> 16));
+    return {halves.data(), DType::kBF16, {spec_.n}};
   }
 
   ConstTensorView matrix_view(const std::vector<float>& matrix,
@@ -277,7 +334,7 @@ class GemmCase {
   std::vector<int64_t> offsets_;
   int64_t num_rows_ = 0;
   std::vector<std::byte> rows_;
-  std::vector<std::vector<float>> first_, up_;
+  std::vector<std::vector<float>> first_, up_, first_bias_, up_bias_;
   PackedWeights packed_;
 };
 

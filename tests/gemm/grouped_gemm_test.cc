@@ -156,14 +156,25 @@ TEST(GroupedGemm, AgreesWithFp64) {
             up += x * gemm.up_matrix(g)[at];
             up_size += std::fabs(x * gemm.up_matrix(g)[at]);
           }
-          const double eps = 2 * static_cast<double>(spec.k + 2) * 0x1p-24;
+          gate += gemm.first_bias(g, n);
+          gate_size += std::fabs(gemm.first_bias(g, n));
+          up += gemm.up_bias(g, n);
+          up_size += std::fabs(gemm.up_bias(g, n));
+          const double eps = 2 * static_cast<double>(spec.k + 3) * 0x1p-24;
           double want = gate, bound = eps * gate_size;
           if (spec.kind == PackedWeights::Kind::kGateUp) {
-            const double sigmoid = 1 / (1 + std::exp(-gate));
-            want = gate * sigmoid * up;
-            // d silu <= 1.1 d gate
+            double slope = 1;
+            if (spec.activation.kind == ActivationKind::kClampedSwiGlu) {
+              const double limit = spec.activation.limit;
+              gate = std::min(gate, limit);
+              up = std::clamp(up, -limit, limit) + 1;
+              slope = spec.activation.alpha;
+            }
+            const double activated = gate / (1 + std::exp(-slope * gate));
+            want = activated * up;
+            // d activated <= 1.1 d gate, whatever the slope
             bound = 1.1 * eps * gate_size * (std::fabs(up) + eps * up_size) +
-                    std::fabs(gate * sigmoid) * (eps * up_size + 0x1p-20 * std::fabs(up));
+                    std::fabs(activated) * (eps * up_size + 0x1p-20 * std::fabs(up));
           }
           bound += std::fabs(want) * (spec.rows == DType::kBF16 ? 0x1p-8 : 0x1p-22) + 1e-30;
           const double got =
@@ -188,6 +199,38 @@ TEST(GroupedGemm, GateAndUpAreNotSwapped) {
   const RaggedRows rows{ConstTensorView(x, DType::kF32, {1, 1}), {&offset, 1}, {&size, 1}};
   ASSERT_TRUE(grouped_gemm({}, rows, *weights, TensorView(&out, DType::kF32, {1, 1})).ok());
   EXPECT_NEAR(out, 2 / (1 + std::exp(-2.0)) * -3, 1e-6);
+}
+
+// The published formula on one element: clamps above and below, + 1, alpha, biases before the clamps, and what
+// a swap of gate and up would give instead.
+TEST(GroupedGemm, TheClampedActivationByHand) {
+  const auto published = [](double gate, double up) {
+    const double g = std::min(gate, 7.0);
+    return (std::clamp(up, -7.0, 7.0) + 1) * (g / (1 + std::exp(-1.702 * g)));
+  };
+  for (const auto& [gate, up] :
+       {std::pair(2.0f, -3.0f), std::pair(-3.0f, 2.0f), std::pair(9.0f, 0.5f),
+        std::pair(0.5f, 9.0f), std::pair(0.5f, -9.0f), std::pair(-9.0f, 1.0f),
+        std::pair(7.0f, 7.0f), std::pair(1.0f, -1.0f)}) {
+    auto weights = PackedWeights::create(PackedWeights::Kind::kGateUp, DType::kF32, 1, 1, 1);
+    ASSERT_TRUE(weights->add_bias().ok());
+    // x = 2: half of each product is the bias.
+    const float half_gate = gate / 4, half_up = up / 4, gate_bias = gate / 2, up_bias = up / 2;
+    const ConstTensorView one(&half_gate, DType::kF32, {1, 1}), two(&half_up, DType::kF32, {1, 1});
+    ASSERT_TRUE(weights->set_group(0, one, two).ok());
+    ASSERT_TRUE(weights
+                    ->set_bias(0, ConstTensorView(&gate_bias, DType::kF32, {1}),
+                               ConstTensorView(&up_bias, DType::kF32, {1}))
+                    .ok());
+    const float x = 2;
+    float out = 0;
+    const int64_t offset = 0, size = 1;
+    const RaggedRows rows{ConstTensorView(&x, DType::kF32, {1, 1}), {&offset, 1}, {&size, 1}};
+    GemmOptions options;
+    options.activation.kind = ActivationKind::kClampedSwiGlu;
+    ASSERT_TRUE(grouped_gemm(options, rows, *weights, TensorView(&out, DType::kF32, {1, 1})).ok());
+    EXPECT_NEAR(out, published(gate, up), 1e-5) << gate << " " << up;
+  }
 }
 
 }  // namespace

@@ -189,24 +189,30 @@ TEST(Kernels, EveryStoreGivesTheBitsOfTheReference) {
   SCOPED_TRACE("seed " + std::to_string(kSeed));
   std::mt19937 rng(kSeed);
   constexpr int64_t kRows = 7, kStride = 160;
-  using Member = StoreKernel KernelTable::*;
-  const std::pair<Member, int64_t> stores[] = {{&KernelTable::store_plain_bf16, 32},
-                                               {&KernelTable::store_plain_f32, 32},
-                                               {&KernelTable::store_gate_up_bf16, 16},
-                                               {&KernelTable::store_gate_up_f32, 16}};
-  for (int round = 0; round < 400; ++round) {
+  using Pick = StoreKernel (*)(const Stores& stores, size_t bias);
+  const std::pair<Pick, int64_t> picks[] = {
+      {[](const Stores& stores, size_t bias) { return stores.plain[bias]; }, 32},
+      {[](const Stores& stores, size_t bias) { return stores.gate_up[0][bias]; }, 16},
+      {[](const Stores& stores, size_t bias) { return stores.gate_up[1][bias]; }, 16}};
+  static_assert(kNumActivations == 2, "a new activation belongs into this list");
+  for (int round = 0; round < 1200; ++round) {
     const std::vector<float> scratch = patterns_of_every_kind(rng, kRows * 32);
-    for (const auto& [store, most] : stores) {
+    const std::vector<float> bias = patterns_of_every_kind(rng, 32);
+    for (const auto& [pick, most] : picks) {
       StoreArgs args;
       args.scratch = scratch.data();
+      args.bias = bias.data();
+      args.limit = round % 5 == 0 ? 0x1p-140f : round % 5 == 1 ? 0x1p100f : 7.0f;
+      args.alpha = round % 7 == 0 ? 0x1p120f : 1.702f;
       args.num_rows = 1 + static_cast<int64_t>(rng()) % kRows;
-      args.num_columns = round % 2 == 0 ? most : 1 + static_cast<int64_t>(rng()) % most;
+      args.num_columns = round % 3 == 0 ? most : 1 + static_cast<int64_t>(rng()) % most;
       args.row_stride_bytes = kStride;
       const auto run = [&](const KernelTable& table) {
         std::vector<std::byte> out(kRows * kStride, std::byte{0xA5});
         args.out = out.data();
         const platform::ScopedFloatEnv keep(platform::Denormals::kKeep);
-        (table.*store)(args);
+        const Stores& stores = round % 2 == 0 ? table.store_bf16 : table.store_f32;
+        pick(stores, round % 4 / 2)(args);
         return out;
       };
       const std::vector<std::byte> want = run(reference_kernels());

@@ -219,5 +219,82 @@ TEST(PackedWeights, SetGroupErrorsNameValues) {
   }
 }
 
+TEST(PackedWeights, BiasesLieAsTheColumnsDoAlsoWhenSetTwice) {
+  for (const Kind kind : {Kind::kPlain, Kind::kGateUp}) {
+    for (const bool is_bf16 : {false, true}) {
+      constexpr int64_t kN = 37;
+      PackedWeights packed = PackedWeights::create(kind, DType::kF32, 3, kN, 5).value();
+      const int64_t bytes = packed.num_bytes();
+      EXPECT_FALSE(packed.has_bias());
+      EXPECT_EQ(packed.bias_of_panel(0, 0), nullptr);
+      ASSERT_TRUE(packed.add_bias().ok());
+      EXPECT_TRUE(packed.has_bias());
+      EXPECT_EQ(packed.num_bytes() - bytes, 3 * packed.num_panels() * 128);
+      // Every second element of a longer vector; multiples of 1/4 that bf16 holds.
+      std::vector<float> wide(4 * kN);
+      for (size_t i = 0; i < wide.size(); ++i) wide[i] = static_cast<float>(i + 1) * 0.25f;
+      std::vector<BFloat16> narrow;
+      for (const float value : wide) narrow.push_back(BFloat16::from_float(value));
+      const auto view = [&](size_t first) {
+        ConstTensorView bias = is_bf16 ? ConstTensorView(narrow.data() + first, DType::kBF16, {kN})
+                                       : ConstTensorView(wide.data() + first, DType::kF32, {kN});
+        bias.strides[0] = 2;
+        return bias;
+      };
+      for (const size_t first : {1u, 0u}) {
+        const Status status = kind == Kind::kPlain
+                                  ? packed.set_bias(1, view(first))
+                                  : packed.set_bias(1, view(first), view(first + 2 * kN));
+        ASSERT_TRUE(status.ok()) << status.to_string();
+      }
+      ASSERT_TRUE(packed.add_bias().ok());  // changes nothing
+      for (int64_t group = 0; group < 3; ++group) {
+        for (int64_t panel = 0; panel < packed.num_panels(); ++panel) {
+          for (int64_t column = 0; column < 32; ++column) {
+            const bool is_up = kind == Kind::kGateUp && column >= 16;
+            const int64_t n = kind == Kind::kPlain ? panel * 32 + column : panel * 16 + column % 16;
+            const auto at = static_cast<size_t>(2 * n) + (is_up ? 2 * kN : 0);
+            const float want = group == 1 && n < kN ? wide[at] : 0.0f;
+            EXPECT_EQ(packed.bias_of_panel(group, panel)[column], want)
+                << group << " " << panel << " " << column;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PackedWeights, BiasErrorsNameValues) {
+  const std::vector<float> values(8, 1.0f);
+  const ConstTensorView right(values.data(), DType::kF32, {4});
+  PackedWeights plain = PackedWeights::create(Kind::kPlain, DType::kBF16, 2, 4, 8).value();
+  const auto refuse = [](const Status& status, std::initializer_list<const char*> parts) {
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.to_string();
+    for (const char* part : parts) {
+      EXPECT_NE(status.message().find(part), std::string::npos) << part << ": " << status.message();
+    }
+  };
+  refuse(plain.set_bias(0, right), {"add_bias"});
+  ASSERT_TRUE(plain.add_bias().ok());
+  EXPECT_TRUE(plain.set_bias(1, right).ok());
+  refuse(plain.set_bias(2, right), {"group 2"});
+  refuse(plain.set_bias(-1, right), {"group -1"});
+  refuse(plain.set_bias(0, right, right), {"plain", "gate_up"});
+  refuse(plain.set_bias(0, ConstTensorView(values.data(), DType::kF32, {5})), {"[5]", "[4]"});
+  refuse(plain.set_bias(0, ConstTensorView(values.data(), DType::kF32, {1, 4})), {"[1, 4]"});
+  refuse(plain.set_bias(0, ConstTensorView(values.data(), DType::kF16, {4})), {"F16"});
+  refuse(plain.set_bias(0, ConstTensorView(static_cast<const void*>(nullptr), DType::kF32, {4})),
+         {"no data"});
+  PackedWeights gate_up = PackedWeights::create(Kind::kGateUp, DType::kBF16, 2, 4, 8).value();
+  ASSERT_TRUE(gate_up.add_bias().ok());
+  refuse(gate_up.set_bias(0, right), {"plain", "gate_up"});
+  refuse(gate_up.set_bias(0, right, ConstTensorView(values.data(), DType::kF32, {3})),
+         {"up bias", "[3]"});
+  refuse(PackedWeights().add_bias(), {"never created"});
+  PackedWeights none = PackedWeights::create(Kind::kPlain, DType::kBF16, 0, 4, 8).value();
+  EXPECT_TRUE(none.add_bias().ok());
+  EXPECT_TRUE(none.has_bias());
+}
+
 }  // namespace
 }  // namespace argosy
