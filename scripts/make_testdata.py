@@ -20,9 +20,11 @@ MODELS = {
     "mixtral_tiny": None,
     "qwen3_moe_tiny": {1},
     "olmoe_tiny": None,
+    "qwen2_moe_tiny": None,
+    "gpt_oss_tiny": None,
 }
 COPIES = ["models/seed_example/seed_example.safetensors", "golden/dot_orders.safetensors"]
-MOE_TENSOR = re.compile(r"\.layers\.(\d+)\.(mlp\.(experts|gate|shared_experts)|block_sparse_moe)\.")
+MOE_TENSOR = re.compile(r"\.layers\.(\d+)\.(mlp\.(experts|gate|router|shared_experts?|shared_expert_gate)|block_sparse_moe)\.")
 CAPTURE = re.compile(
     r"layers\.(\d+)\.(moe_input|router_logits|topk_idx|topk_weights|moe_output)$")
 ALIGNMENT = 64

@@ -1,8 +1,8 @@
 // Checkpoints in Hugging Face format: safetensors files, sharded indexes, model configs, expert layouts.
 //
 // Nothing that a file says is believed before it is checked: no crash, no allocation larger than the file
-// (contract 6.6). Families: deepseek_v3, deepseek_v2, mixtral, qwen3_moe, olmoe; per family the required
-// fields, defaults and refused values stand in docs/checkpoints.md. Test: tests/io/.
+// (contract 6.6). Families: deepseek_v3, deepseek_v2, mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss; per
+// family the required fields, defaults and refused values stand in docs/checkpoints.md. Test: tests/io/.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "argosy/activation.h"
 #include "argosy/router.h"
 #include "argosy/status.h"
 #include "argosy/tensor.h"
@@ -80,6 +81,9 @@ struct ModelConfig {
   int64_t shared_intermediate = 0;  // width of all shared experts together; 0 = none
   bool shared_gate = false;         // the shared experts' row is scaled by sigmoid(x . gate)
   std::vector<bool> is_moe_layer;   // [num_layers]
+  Activation activation;            // of routed and shared experts; validated
+  bool gate_bias = false;           // the router's logits have a bias [E]
+  bool expert_bias = false;         // every product of a routed expert has a bias
   RouterSpec router;                // validated
 
   // Layers with experts, rising.
@@ -89,7 +93,7 @@ struct ModelConfig {
 // Reads DIR/config.json or the text itself. Errors: kNotFound; kCorruptData for JSON that does not parse;
 // kInvalidArgument naming family, field and value for missing, contradictory or refused fields;
 // kUnsupported for an unknown family, listing the known ones, and for what is valid but not built yet
-// (quantised weights, another activation, biases).
+// (quantised weights, another activation, biases of a family that has none).
 Result<ModelConfig> read_model_config(const std::string& dir);
 Result<ModelConfig> parse_model_config(std::string_view json_text);
 
@@ -98,6 +102,10 @@ struct ExpertTensors {
   Tensor gate;  // [F, H]
   Tensor up;    // [F, H]
   Tensor down;  // [H, F]
+  // bf16 or fp32; all three or, without ModelConfig::expert_bias, none.
+  Tensor gate_bias;  // [F]
+  Tensor up_bias;    // [F]
+  Tensor down_bias;  // [H]
 };
 
 // What every rank holds of one MoE layer.
@@ -132,8 +140,8 @@ class Checkpoint {
   // for a wrong shape or dtype (seen and expected), for two layouts at once, and for a tensor of the MoE
   // block that the family does not have; kUnsupported for F16; kNotFound naming the tensor.
   Result<SharedTensors> read_shared(int64_t layer) const;
-  // Expert `expert` alone: from per-expert tensors, or its slice of fused ones (gate_up_proj [E, 2F, H]
-  // with gate rows first, down_proj [E, H, F]). Reads only that expert's bytes.
+  // Expert `expert` alone: from per-expert tensors, or its slice of fused ones (docs/checkpoints.md: gate rows
+  // first, or for gpt_oss transposed with gate and up interleaved). Reads only that expert's bytes.
   Result<ExpertTensors> read_expert(int64_t layer, int64_t expert) const;
 
   // Bytes of tensor data read so far from all files.

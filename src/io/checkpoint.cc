@@ -13,6 +13,7 @@
 #include "io/json.h"
 #include "io/layer_layout.h"
 #include "io/tensor_directory.h"
+#include "io/transpose.h"
 
 namespace argosy {
 
@@ -85,6 +86,11 @@ struct ExpertPlaces {
   MatrixPlace gate, up, down;
 };
 
+Status two_dtypes(const Entry& a, const Entry& b) {
+  return base::invalid("tensor {} is {} but {} is {}", io::in_quotes(a.name()),
+                       name_of(a.info->dtype), io::in_quotes(b.name()), name_of(b.info->dtype));
+}
+
 Result<ExpertTensors> read_places(const io::TensorDirectory& tensors, const ExpertPlaces& places) {
   const Entry* entries[3];
   const MatrixPlace* wanted[3] = {&places.gate, &places.up, &places.down};
@@ -92,9 +98,7 @@ Result<ExpertTensors> read_places(const io::TensorDirectory& tensors, const Expe
     ARGOSY_ASSIGN_OR_RETURN(entries[i],
                             expect(tensors, wanted[i]->tensor, wanted[i]->tensor_shape));
     if (entries[i]->info->dtype != entries[0]->info->dtype) {
-      return base::invalid("tensor {} is {} but {} is {}", io::in_quotes(entries[i]->name()),
-                           name_of(entries[i]->info->dtype), io::in_quotes(entries[0]->name()),
-                           name_of(entries[0]->info->dtype));
+      return two_dtypes(*entries[i], *entries[0]);
     }
   }
   ExpertTensors expert;
@@ -135,6 +139,50 @@ ExpertPlaces fused_places(const std::string& block, int64_t expert, const ModelC
            {num_experts, hidden, width},
            product(expert, width, hidden),
            {hidden, width}}};
+}
+
+// Entry `expert` of a tensor of all experts, as a matrix. Precondition: the shape is the file's.
+Result<Tensor> read_entry(const Entry& entry, int64_t expert, int64_t rows, int64_t columns) {
+  const Shape shape = {rows, columns};
+  return entry.file->read_elements(entry.name(), expert * rows * columns, shape);
+}
+
+// FusedLayout::kInterleavedTransposed, with biases.
+Result<ExpertTensors> read_interleaved(const io::TensorDirectory& tensors, const std::string& block,
+                                       int64_t expert, const ModelConfig& config) {
+  const int64_t num_experts = config.router.num_experts;
+  const int64_t width = config.intermediate;
+  const int64_t hidden = config.hidden;
+  const auto find = [&](std::string_view name, const Shape& shape) {
+    return expect(tensors, fmt::format("{}experts.{}", block, name), shape);
+  };
+  ARGOSY_ASSIGN_OR_RETURN(const Entry* gate_up,
+                          find("gate_up_proj", {num_experts, hidden, 2 * width}));
+  ARGOSY_ASSIGN_OR_RETURN(const Entry* down, find("down_proj", {num_experts, width, hidden}));
+  ARGOSY_ASSIGN_OR_RETURN(const Entry* gate_up_bias,
+                          find("gate_up_proj_bias", {num_experts, 2 * width}));
+  ARGOSY_ASSIGN_OR_RETURN(const Entry* down_bias, find("down_proj_bias", {num_experts, hidden}));
+  if (down->info->dtype != gate_up->info->dtype) return two_dtypes(*down, *gate_up);
+
+  ExpertTensors result;
+  {
+    ARGOSY_ASSIGN_OR_RETURN(const Tensor both, read_entry(*gate_up, expert, hidden, 2 * width));
+    const Shape shape = {width, hidden};
+    ARGOSY_ASSIGN_OR_RETURN(result.gate, io::transposed_columns(both.view(), 0, 2, shape));
+    ARGOSY_ASSIGN_OR_RETURN(result.up, io::transposed_columns(both.view(), 1, 2, shape));
+  }
+  ARGOSY_ASSIGN_OR_RETURN(const Tensor rows, read_entry(*down, expert, width, hidden));
+  const Shape down_shape = {hidden, width};
+  ARGOSY_ASSIGN_OR_RETURN(result.down, io::transposed_columns(rows.view(), 0, 1, down_shape));
+  ARGOSY_ASSIGN_OR_RETURN(const Tensor biases, read_entry(*gate_up_bias, expert, 1, 2 * width));
+  const Shape bias_shape = {width};
+  ARGOSY_ASSIGN_OR_RETURN(result.gate_bias,
+                          io::transposed_columns(biases.view(), 0, 2, bias_shape));
+  ARGOSY_ASSIGN_OR_RETURN(result.up_bias, io::transposed_columns(biases.view(), 1, 2, bias_shape));
+  const Shape hidden_shape = {hidden};
+  ARGOSY_ASSIGN_OR_RETURN(result.down_bias, down_bias->file->read_elements(
+                                                down_bias->name(), expert * hidden, hidden_shape));
+  return result;
 }
 
 }  // namespace
@@ -178,17 +226,26 @@ Result<SharedTensors> Checkpoint::read_shared(int64_t layer) const {
   const io::TensorDirectory& tensors = state_->tensors;
   const int64_t num_experts = config.router.num_experts;
   SharedTensors shared;
-  ARGOSY_ASSIGN_OR_RETURN(shared.gate, read_whole(tensors, layout->block + "gate.weight",
-                                                  {num_experts, config.hidden}));
+  const std::string router = layout->block + std::string(state_->family->router_module);
+  ARGOSY_ASSIGN_OR_RETURN(shared.gate,
+                          read_whole(tensors, router + ".weight", {num_experts, config.hidden}));
+  if (config.gate_bias) {
+    ARGOSY_ASSIGN_OR_RETURN(shared.gate_bias, read_whole(tensors, router + ".bias", {num_experts}));
+  }
   if (state_->family->selection_bias) {
-    ARGOSY_ASSIGN_OR_RETURN(
-        shared.selection_bias,
-        read_as_f32(tensors, layout->block + "gate.e_score_correction_bias", num_experts));
+    ARGOSY_ASSIGN_OR_RETURN(shared.selection_bias,
+                            read_as_f32(tensors, router + ".e_score_correction_bias", num_experts));
   }
   if (config.shared_intermediate > 0) {
-    const ExpertPlaces places = separate_places(layout->block + "shared_experts.", io::kProjections,
-                                                config.shared_intermediate, config.hidden);
+    const ExpertPlaces places =
+        separate_places(fmt::format("{}{}.", layout->block, state_->family->shared_module),
+                        io::kProjections, config.shared_intermediate, config.hidden);
     ARGOSY_ASSIGN_OR_RETURN(shared.shared, read_places(tensors, places));
+  }
+  if (config.shared_gate) {
+    ARGOSY_ASSIGN_OR_RETURN(
+        shared.shared_gate,
+        read_whole(tensors, layout->block + "shared_expert_gate.weight", {1, config.hidden}));
   }
   return shared;
 }
@@ -199,6 +256,9 @@ Result<ExpertTensors> Checkpoint::read_expert(int64_t layer, int64_t expert) con
   if (expert < 0 || expert >= config.router.num_experts) {
     return base::invalid("{}: expert {} is not in 0 to {}", state_->dir, expert,
                          config.router.num_experts - 1);
+  }
+  if (state_->family->fused_layout == io::FusedLayout::kInterleavedTransposed) {
+    return read_interleaved(state_->tensors, layout->block, expert, config);
   }
   if (layout->fused) {
     return read_places(state_->tensors, fused_places(layout->block, expert, config));

@@ -25,8 +25,15 @@ constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
 constexpr int64_t kMaxLayers =
     1 << 16;  // bounds is_moe_layer, the one list whose length a number sets
 constexpr int64_t kMaxSharedExperts = 1 << 16;
+constexpr int64_t kMaxSharedWidth = kMaxSharedExperts << 31;  // of the widest experts
+// Each list begins with the name that most configs use.
 constexpr std::string_view kExpertAliases[] = {"num_experts", "num_local_experts",
                                                "n_routed_experts"};
+constexpr std::string_view kExpertAliasesOfDeepseek[] = {"n_routed_experts", "num_experts",
+                                                         "num_local_experts"};
+// Not "top_k": beside a config's other fields that is a parameter of sampling.
+constexpr std::string_view kTopKAliases[] = {"num_experts_per_tok", "num_experts_per_token",
+                                             "experts_per_token"};
 
 Status refuse_other_word(const ConfigFields& fields, std::string_view field, std::string_view only,
                          StatusCode code) {
@@ -50,13 +57,24 @@ Status check_unsupported(const ConfigFields& fields, const Family& family) {
   ARGOSY_RETURN_IF_ERROR(
       refuse_other_word(fields, "scoring_func", family.score_word, StatusCode::kInvalidArgument));
   ARGOSY_ASSIGN_OR_RETURN(const std::optional<bool> mlp_bias, fields.boolean("mlp_bias"));
-  if (mlp_bias.value_or(false)) {
+  if (family.biases && !mlp_bias.value_or(true)) {
+    return fields.refused("mlp_bias", "false", "the experts of this family have biases");
+  }
+  if (!family.biases && mlp_bias.value_or(false)) {
     return base::error(StatusCode::kUnsupported,
                        "{}: mlp_bias is true; experts with biases cannot be "
                        "read yet",
                        family.name);
   }
   return {};
+}
+
+// A field of another family's rule: only the value that leaves the rule without effect.
+Status refuse_other_integer(const ConfigFields& fields, std::string_view field, int64_t neutral) {
+  ARGOSY_ASSIGN_OR_RETURN(const std::optional<int64_t> said, fields.integer(field, {}));
+  if (!said || *said == neutral) return {};
+  return fields.refused(field, fmt::format("{}", *said),
+                        fmt::format("this family has no such rule: only {} is accepted", neutral));
 }
 
 // `field` says how often a layer has experts: every n-th.
@@ -86,7 +104,22 @@ Status apply_mlp_only_layers(const ConfigFields& fields, std::vector<bool>* is_m
   return {};
 }
 
+// The layer rules of other families must say what this one does.
+Status check_layer_fields(const ConfigFields& fields, const Family& family) {
+  if (family.layer_rule != io::LayerRule::kAfterFirstDense) {
+    ARGOSY_RETURN_IF_ERROR(refuse_other_integer(fields, "first_k_dense_replace", 0));
+    ARGOSY_RETURN_IF_ERROR(refuse_other_integer(fields, "moe_layer_freq", 1));
+  }
+  if (family.layer_rule == io::LayerRule::kSparseStep) return {};
+  ARGOSY_RETURN_IF_ERROR(refuse_other_integer(fields, "decoder_sparse_step", 1));
+  ARGOSY_ASSIGN_OR_RETURN(const Json* list, fields.find("mlp_only_layers"));
+  if (list == nullptr || (list->is_array() && list->empty())) return {};
+  return fields.refused("mlp_only_layers", list->is_array() ? "a list with entries" : "no list",
+                        "this family has no such rule: only an empty list is accepted");
+}
+
 Status read_layers(const ConfigFields& fields, const Family& family, ModelConfig* config) {
+  ARGOSY_RETURN_IF_ERROR(check_layer_fields(fields, family));
   std::vector<bool>& is_moe_layer = config->is_moe_layer;
   switch (family.layer_rule) {
     case io::LayerRule::kAll:
@@ -122,7 +155,16 @@ Result<bool> limited_by_topk_method(const ConfigFields& fields) {
                         "wanted \"greedy\", \"gready\" or \"group_limited_greedy\"");
 }
 
+Status check_no_groups(const ConfigFields& fields) {
+  ARGOSY_RETURN_IF_ERROR(refuse_other_integer(fields, "n_group", 1));
+  ARGOSY_RETURN_IF_ERROR(refuse_other_integer(fields, "topk_group", 1));
+  ARGOSY_ASSIGN_OR_RETURN(const bool limited, limited_by_topk_method(fields));
+  if (!limited) return {};
+  return fields.refused("topk_method", "\"group_limited_greedy\"", "this family has no groups");
+}
+
 Status read_groups(const ConfigFields& fields, const Family& family, RouterSpec* router) {
+  if (family.group_rule == io::GroupRule::kNone) return check_no_groups(fields);
   bool limited = family.group_rule == io::GroupRule::kAlways;
   if (family.group_rule == io::GroupRule::kTopkMethod) {
     ARGOSY_ASSIGN_OR_RETURN(limited, limited_by_topk_method(fields));
@@ -137,13 +179,14 @@ Status read_groups(const ConfigFields& fields, const Family& family, RouterSpec*
 Status read_normalise(const ConfigFields& fields, const Family& family, RouterSpec* router) {
   constexpr std::string_view kField = "norm_topk_prob";
   ARGOSY_ASSIGN_OR_RETURN(const std::optional<bool> said, fields.boolean(kField));
+  const bool over_chosen = family.norm_rule == io::NormRule::kOverChosen;
   bool normalise = family.norm_rule == io::NormRule::kAlways;
   if (family.norm_rule == io::NormRule::kField) {
     ARGOSY_ASSIGN_OR_RETURN(normalise, fields.required_boolean(kField));
-  } else if (said && *said != normalise) {
+  } else if (said && *said != (normalise || over_chosen)) {
     return fields.refused(kField, *said ? "true" : "false",
-                          normalise ? "this family always renormalises"
-                                    : "public implementations of this family disagree on it");
+                          *said ? "public implementations of this family disagree on it"
+                                : "the weights of this family always sum to 1");
   }
   router->normalise = normalise ? Choice::kYes : Choice::kNo;
   router->normalise_single = router->normalise;
@@ -164,7 +207,7 @@ Status read_scaling_factor(const ConfigFields& fields, const Family& family, Rou
 
 Status read_router(const ConfigFields& fields, const Family& family, ModelConfig* config) {
   RouterSpec& router = config->router;
-  ARGOSY_ASSIGN_OR_RETURN(router.top_k, fields.required_integer("num_experts_per_tok", {.min = 1}));
+  ARGOSY_ASSIGN_OR_RETURN(router.top_k, fields.required_alias(kTopKAliases, {.min = 1}));
   router.score_function = family.score_function;
   router.selection_bias = family.selection_bias ? Choice::kYes : Choice::kNo;
   ARGOSY_RETURN_IF_ERROR(read_groups(fields, family, &router));
@@ -176,24 +219,79 @@ Status read_router(const ConfigFields& fields, const Family& family, ModelConfig
   return {};
 }
 
+Status two_widths(const ConfigFields& fields, int64_t num_shared, int64_t width, int64_t wanted) {
+  return base::invalid(
+      "{}: n_shared_experts is {} but shared_expert_intermediate_size is {}, wanted {}",
+      fields.family(), num_shared, width, wanted);
+}
+
 Status read_shared_width(const ConfigFields& fields, const Family& family, ModelConfig* config) {
-  constexpr std::string_view kField = "n_shared_experts";
-  ARGOSY_ASSIGN_OR_RETURN(const std::optional<int64_t> said,
-                          fields.integer(kField, {.max = kMaxSharedExperts}));
-  const int64_t num_shared = said.value_or(0);
-  if (!family.shared_experts) {
-    ARGOSY_ASSIGN_OR_RETURN(const std::optional<int64_t> width,
-                            fields.integer("shared_expert_intermediate_size", {}));
-    if (num_shared > 0) {
-      return fields.refused(kField, fmt::format("{}", num_shared), "this family has none");
+  constexpr std::string_view kCount = "n_shared_experts";
+  constexpr std::string_view kWidth = "shared_expert_intermediate_size";
+  ARGOSY_ASSIGN_OR_RETURN(const std::optional<int64_t> count,
+                          fields.integer(kCount, {.max = kMaxSharedExperts}));
+  const bool is_one = family.shared_rule != io::SharedRule::kCount;
+  ARGOSY_ASSIGN_OR_RETURN(
+      const std::optional<int64_t> width,
+      fields.integer(kWidth,
+                     is_one ? io::IntegerRange{} : io::IntegerRange{.max = kMaxSharedWidth}));
+  switch (family.shared_rule) {
+    case io::SharedRule::kNone:
+      ARGOSY_RETURN_IF_ERROR(refuse_other_integer(fields, kCount, 0));
+      return refuse_other_integer(fields, kWidth, 0);
+    case io::SharedRule::kCount: {
+      const int64_t total = count.value_or(0) * config->intermediate;
+      if (width && *width != total) {
+        return two_widths(fields, count.value_or(0), *width, total);
+      }
+      config->shared_intermediate = total;
+      return {};
     }
-    if (width.value_or(0) > 0) {
-      return fields.refused("shared_expert_intermediate_size", fmt::format("{}", *width),
-                            "this family has none");
-    }
+    case io::SharedRule::kWidth:
+      if (!width) return fields.missing(kWidth);
+      if (count && *count != (*width > 0 ? 1 : 0)) {
+        return two_widths(fields, *count, *width, *count == 0 ? 0 : *width);
+      }
+      config->shared_intermediate = *width;
+      config->shared_gate = *width > 0;
+      return {};
   }
-  config->shared_intermediate = num_shared * config->intermediate;
+  return base::error(StatusCode::kInternal, "{}: no rule of shared experts", family.name);
+}
+
+// A positive number that fp32 holds; `otherwise` when absent.
+Result<float> read_positive(const ConfigFields& fields, std::string_view field, float otherwise) {
+  ARGOSY_ASSIGN_OR_RETURN(const std::optional<double> said, fields.number(field));
+  const float value = said ? static_cast<float>(*said) : otherwise;
+  if (value > 0.0f) return value;
+  return fields.refused(field, fmt::format("{}", *said), "wanted a positive number");
+}
+
+Status read_activation(const ConfigFields& fields, const Family& family, Activation* activation) {
+  constexpr std::string_view kFields[] = {"swiglu_limit", "swiglu_alpha"};
+  activation->kind = family.activation;
+  if (family.activation == ActivationKind::kClampedSwiGlu) {
+    ARGOSY_ASSIGN_OR_RETURN(activation->limit,
+                            read_positive(fields, kFields[0], activation->limit));
+    ARGOSY_ASSIGN_OR_RETURN(activation->alpha,
+                            read_positive(fields, kFields[1], activation->alpha));
+    return validate(*activation);
+  }
+  for (const std::string_view field : kFields) {
+    ARGOSY_ASSIGN_OR_RETURN(const std::optional<double> said, fields.number(field));
+    if (!said) continue;
+    return base::error(StatusCode::kUnsupported,
+                       "{}: {} is {}; the activation of this family is not clamped", family.name,
+                       field, *said);
+  }
   return {};
+}
+
+// The width of a routed expert. Where dense layers have a width of their own, intermediate_size is theirs.
+Result<int64_t> read_width(const ConfigFields& fields, const Family& family) {
+  constexpr std::string_view kNames[] = {"intermediate_size", "moe_intermediate_size"};
+  if (family.width_field == kNames[0]) return fields.required_alias(kNames, {.min = 1});
+  return fields.required_integer(family.width_field, {.min = 1});
 }
 
 Result<ModelConfig> read_fields(const ConfigFields& fields, const Family& family) {
@@ -205,18 +303,14 @@ Result<ModelConfig> read_fields(const ConfigFields& fields, const Family& family
       fields.required_integer("num_hidden_layers", {.min = 1, .max = kMaxLayers}));
   ARGOSY_ASSIGN_OR_RETURN(config.hidden, fields.required_integer("hidden_size", {.min = 1}));
   config.is_moe_layer.resize(static_cast<size_t>(config.num_layers));
-  ARGOSY_ASSIGN_OR_RETURN(const std::optional<int64_t> num_experts,
-                          fields.integer_alias(kExpertAliases, {}));
-  if (!num_experts) {
-    return fields.missing(
-        fmt::format("{} (or an alias: {})",
-                    family.name.starts_with("deepseek") ? kExpertAliases[2] : kExpertAliases[0],
-                    fmt::join(kExpertAliases, ", ")));
-  }
-  if (*num_experts == 0) return config;  // a dense model: no layer routes
-  config.router.num_experts = *num_experts;
-  ARGOSY_ASSIGN_OR_RETURN(config.intermediate,
-                          fields.required_integer(family.width_field, {.min = 1}));
+  const bool is_deepseek = family.name.starts_with("deepseek");
+  ARGOSY_ASSIGN_OR_RETURN(
+      config.router.num_experts,
+      fields.required_alias(is_deepseek ? kExpertAliasesOfDeepseek : kExpertAliases, {}));
+  if (config.router.num_experts == 0) return config;  // a dense model: no layer routes
+  config.gate_bias = config.expert_bias = family.biases;
+  ARGOSY_ASSIGN_OR_RETURN(config.intermediate, read_width(fields, family));
+  ARGOSY_RETURN_IF_ERROR(read_activation(fields, family, &config.activation));
   ARGOSY_RETURN_IF_ERROR(read_shared_width(fields, family, &config));
   ARGOSY_RETURN_IF_ERROR(read_layers(fields, family, &config));
   ARGOSY_RETURN_IF_ERROR(read_router(fields, family, &config));
@@ -226,11 +320,8 @@ Result<ModelConfig> read_fields(const ConfigFields& fields, const Family& family
 Status unknown_family(const std::string& name) {
   std::vector<std::string_view> known;
   for (const Family& family : io::kFamilies) known.push_back(family.name);
-  const auto& later = io::kLaterFamilies;
-  const bool is_later = std::find(later.begin(), later.end(), name) != later.end();
-  return base::error(StatusCode::kUnsupported, "model_type {} is {}; supported: {}; not yet: {}",
-                     io::in_quotes(name), is_later ? "known but not supported yet" : "unknown",
-                     fmt::join(known, ", "), fmt::join(later, ", "));
+  return base::error(StatusCode::kUnsupported, "model_type {} is unknown; supported: {}",
+                     io::in_quotes(name), fmt::join(known, ", "));
 }
 
 }  // namespace

@@ -117,6 +117,13 @@ Result<std::optional<int64_t>> ConfigFields::integer_alias(std::span<const std::
 Result<int64_t> ConfigFields::required_integer(std::string_view field, IntegerRange range) const {
   return require(*this, field, integer(field, range));
 }
+Result<int64_t> ConfigFields::required_alias(std::span<const std::string_view> names,
+                                             IntegerRange range) const {
+  ARGOSY_ASSIGN_OR_RETURN(const std::optional<int64_t> value, integer_alias(names, range));
+  if (value) return *value;
+  if (names.size() == 1) return missing(names[0]);
+  return missing(fmt::format("{} (or an alias: {})", names[0], fmt::join(names.subspan(1), ", ")));
+}
 Result<double> ConfigFields::required_number(std::string_view field) const {
   return require(*this, field, number(field));
 }

@@ -41,6 +41,8 @@ class ConfigFields {
                                                IntegerRange range) const;
 
   Result<int64_t> required_integer(std::string_view field, IntegerRange range) const;
+  // The error for none of them lists all.
+  Result<int64_t> required_alias(std::span<const std::string_view> names, IntegerRange range) const;
   Result<double> required_number(std::string_view field) const;
   Result<bool> required_boolean(std::string_view field) const;
 

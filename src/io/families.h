@@ -9,6 +9,7 @@
 #include <span>
 #include <string_view>
 
+#include "argosy/activation.h"
 #include "argosy/router.h"
 
 namespace argosy::io {
@@ -28,12 +29,27 @@ enum class GroupRule {
 };
 
 enum class NormRule {
-  kField,   // norm_topk_prob, required
-  kAlways,  // norm_topk_prob may only be true
-  kNever,   // norm_topk_prob may only be false
+  kField,       // norm_topk_prob, required
+  kAlways,      // norm_topk_prob may only be true
+  kNever,       // norm_topk_prob may only be false
+  kOverChosen,  // the score function normalises: norm_topk_prob may only be true
 };
 
-// Names of an expert's matrices below "experts.<e>." and of one MLP, without ".weight".
+// What says how wide the shared experts are, as one MLP.
+enum class SharedRule {
+  kNone,
+  kCount,  // n_shared_experts times the width of a routed expert
+  kWidth,  // shared_expert_intermediate_size, required; scaled by sigmoid(x . shared_expert_gate)
+};
+
+// How all experts of a layer lie in two tensors, gate_up_proj and down_proj.
+enum class FusedLayout {
+  kGateFirst,              // [E, 2F, H], gate rows first; [E, H, F]
+  kInterleavedTransposed,  // [E, H, 2F], columns gate 0, up 0, gate 1, ..; [E, F, H]
+};
+
+// Names of an expert's matrices below "experts.<e>." and of one MLP, without ".weight"; empty where a family
+// has no such tensors.
 struct MatrixNames {
   std::string_view gate, up, down;
 };
@@ -48,15 +64,21 @@ struct Family {
   GroupScore group_score;
   NormRule norm_rule;
   bool scaling_factor;  // routed_scaling_factor is required; otherwise only 1 is accepted
-  bool shared_experts;  // n_shared_experts is read; otherwise only 0 is accepted
+  SharedRule shared_rule;
   LayerRule layer_rule;
   std::string_view module;  // of the MoE block with per-expert tensors
   MatrixNames expert;
+  // What few families have.
+  std::string_view shared_module = "shared_experts";
+  std::string_view router_module = "gate";
+  FusedLayout fused_layout = FusedLayout::kGateFirst;
+  ActivationKind activation = ActivationKind::kSwiGlu;  // kClampedSwiGlu reads swiglu_limit, _alpha
+  bool biases = false;                                  // of the router and of every expert product
 };
 
 inline constexpr MatrixNames kProjections = {"gate_proj", "up_proj", "down_proj"};
 
-inline constexpr std::array<Family, 5> kFamilies = {{
+inline constexpr std::array<Family, 7> kFamilies = {{
     {.name = "deepseek_v3",
      .width_field = "moe_intermediate_size",
      .score_function = ScoreFunction::kSigmoid,
@@ -66,7 +88,7 @@ inline constexpr std::array<Family, 5> kFamilies = {{
      .group_score = GroupScore::kSumOfBestTwo,
      .norm_rule = NormRule::kField,
      .scaling_factor = true,
-     .shared_experts = true,
+     .shared_rule = SharedRule::kCount,
      .layer_rule = LayerRule::kAfterFirstDense,
      .module = "mlp",
      .expert = kProjections},
@@ -79,7 +101,7 @@ inline constexpr std::array<Family, 5> kFamilies = {{
      .group_score = GroupScore::kMax,
      .norm_rule = NormRule::kNever,
      .scaling_factor = true,
-     .shared_experts = true,
+     .shared_rule = SharedRule::kCount,
      .layer_rule = LayerRule::kAfterFirstDense,
      .module = "mlp",
      .expert = kProjections},
@@ -92,10 +114,24 @@ inline constexpr std::array<Family, 5> kFamilies = {{
      .group_score = GroupScore::kUnset,
      .norm_rule = NormRule::kAlways,
      .scaling_factor = false,
-     .shared_experts = false,
+     .shared_rule = SharedRule::kNone,
      .layer_rule = LayerRule::kAll,
      .module = "block_sparse_moe",
      .expert = {"w1", "w3", "w2"}},
+    {.name = "qwen2_moe",
+     .width_field = "moe_intermediate_size",
+     .score_function = ScoreFunction::kSoftmax,
+     .score_word = "softmax",
+     .selection_bias = false,
+     .group_rule = GroupRule::kNone,
+     .group_score = GroupScore::kUnset,
+     .norm_rule = NormRule::kField,
+     .scaling_factor = false,
+     .shared_rule = SharedRule::kWidth,
+     .layer_rule = LayerRule::kSparseStep,
+     .module = "mlp",
+     .expert = kProjections,
+     .shared_module = "shared_expert"},
     {.name = "qwen3_moe",
      .width_field = "moe_intermediate_size",
      .score_function = ScoreFunction::kSoftmax,
@@ -105,7 +141,7 @@ inline constexpr std::array<Family, 5> kFamilies = {{
      .group_score = GroupScore::kUnset,
      .norm_rule = NormRule::kField,
      .scaling_factor = false,
-     .shared_experts = false,
+     .shared_rule = SharedRule::kNone,
      .layer_rule = LayerRule::kSparseStep,
      .module = "mlp",
      .expert = kProjections},
@@ -118,14 +154,28 @@ inline constexpr std::array<Family, 5> kFamilies = {{
      .group_score = GroupScore::kUnset,
      .norm_rule = NormRule::kField,
      .scaling_factor = false,
-     .shared_experts = false,
+     .shared_rule = SharedRule::kNone,
      .layer_rule = LayerRule::kAll,
      .module = "mlp",
      .expert = kProjections},
+    {.name = "gpt_oss",
+     .width_field = "intermediate_size",
+     .score_function = ScoreFunction::kSoftmaxTopK,
+     .score_word = "softmax",
+     .selection_bias = false,
+     .group_rule = GroupRule::kNone,
+     .group_score = GroupScore::kUnset,
+     .norm_rule = NormRule::kOverChosen,
+     .scaling_factor = false,
+     .shared_rule = SharedRule::kNone,
+     .layer_rule = LayerRule::kAll,
+     .module = "mlp",
+     .expert = {},
+     .router_module = "router",
+     .fused_layout = FusedLayout::kInterleavedTransposed,
+     .activation = ActivationKind::kClampedSwiGlu,
+     .biases = true},
 }};
-
-// Families that are known but not built yet.
-inline constexpr std::array<std::string_view, 2> kLaterFamilies = {"qwen2_moe", "gpt_oss"};
 
 // The MoE block's module in checkpoints with fused experts, of every family.
 inline constexpr std::string_view kFusedModule = "mlp";

@@ -36,7 +36,8 @@ enum class Role { kUnknown, kRouter, kShared, kExpert, kFusedExperts, kExpertOut
 
 bool is_matrix_of(std::string_view name, const MatrixNames& names) {
   for (const std::string_view matrix : {names.gate, names.up, names.down}) {
-    if (name.starts_with(matrix) && name.substr(matrix.size()) == ".weight") return true;
+    if (!matrix.empty() && name.starts_with(matrix) && name.substr(matrix.size()) == ".weight")
+      return true;
   }
   return false;
 }
@@ -44,6 +45,9 @@ bool is_matrix_of(std::string_view name, const MatrixNames& names) {
 // `name` is what follows "experts.".
 Role expert_role(std::string_view name, const Family& family, int64_t num_experts) {
   if (name == "gate_up_proj" || name == "down_proj") return Role::kFusedExperts;
+  if (family.biases && (name == "gate_up_proj_bias" || name == "down_proj_bias")) {
+    return Role::kFusedExperts;
+  }
   int64_t expert = 0;
   const auto [after, failure] = std::from_chars(name.data(), name.data() + name.size(), expert);
   const auto num_digits = static_cast<size_t>(after - name.data());
@@ -54,18 +58,29 @@ Role expert_role(std::string_view name, const Family& family, int64_t num_expert
   return expert < num_experts ? Role::kExpert : Role::kExpertOutOfRange;
 }
 
+bool is_router(std::string_view name, const Family& family, const ModelConfig& config) {
+  if (!name.starts_with(family.router_module)) return false;
+  name.remove_prefix(family.router_module.size());
+  return name == ".weight" || (name == ".bias" && config.gate_bias) ||
+         (name == ".e_score_correction_bias" && family.selection_bias);
+}
+
+bool is_shared(std::string_view name, const Family& family, const ModelConfig& config) {
+  if (config.shared_intermediate == 0) return false;
+  if (config.shared_gate && name == "shared_expert_gate.weight") return true;
+  if (!name.starts_with(family.shared_module)) return false;
+  name.remove_prefix(family.shared_module.size());
+  return name.starts_with(".") && is_matrix_of(name.substr(1), kProjections);
+}
+
 // `name` is what follows the block's prefix.
 Role role_of(std::string_view name, const Family& family, const ModelConfig& config) {
   constexpr std::string_view kExperts = "experts.";
-  constexpr std::string_view kShared = "shared_experts.";
-  if (name == "gate.weight") return Role::kRouter;
-  if (name == "gate.e_score_correction_bias" && family.selection_bias) return Role::kRouter;
+  if (is_router(name, family, config)) return Role::kRouter;
   if (name.starts_with(kExperts)) {
     return expert_role(name.substr(kExperts.size()), family, config.router.num_experts);
   }
-  const bool is_shared = config.shared_intermediate > 0 && name.starts_with(kShared) &&
-                         is_matrix_of(name.substr(kShared.size()), kProjections);
-  return is_shared ? Role::kShared : Role::kUnknown;
+  return is_shared(name, family, config) ? Role::kShared : Role::kUnknown;
 }
 
 Status two_layouts(const Entry& a, const Entry& b) {
@@ -88,8 +103,9 @@ Status check_dense(const TensorDirectory& directory, const Family& family,
                    const std::string& prefix, int64_t layer) {
   for (const std::string_view module : modules_of(family)) {
     const std::string block = block_prefix(prefix, layer, module);
-    for (const std::string_view part : {"experts.", "gate.weight"}) {
-      const auto entries = directory.with_prefix(block + std::string(part));
+    for (const std::string& part :
+         {std::string("experts."), std::string(family.router_module) + ".weight"}) {
+      const auto entries = directory.with_prefix(block + part);
       if (entries.empty()) continue;
       return base::invalid("layer {} is dense by config.json but the checkpoint holds {}", layer,
                            in_quotes(entries.front().name()));
@@ -153,11 +169,14 @@ LayerLayout scan_layer(const TensorDirectory& directory, const ModelConfig& conf
   }
   if (!scan.found_experts()) {
     const std::string block = block_prefix(prefix, layer, family.module);
-    layout.problem =
-        base::error(StatusCode::kNotFound,
-                    "layer {} has no experts in the checkpoint: neither {}experts.0.{}.weight nor "
-                    "{}experts.gate_up_proj",
-                    layer, block, family.expert.gate, block_prefix(prefix, layer, kFusedModule));
+    const std::string separate =
+        family.expert.gate.empty()
+            ? std::string()
+            : fmt::format("neither {}experts.0.{}.weight nor ", block, family.expert.gate);
+    layout.problem = base::error(
+        StatusCode::kNotFound,
+        "layer {} has no experts in the checkpoint: {}{}experts.gate_up_proj{}", layer, separate,
+        block_prefix(prefix, layer, kFusedModule), separate.empty() ? " is missing" : "");
   }
   return std::move(layout);
 }

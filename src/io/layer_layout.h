@@ -16,7 +16,7 @@ namespace argosy::io {
 
 struct LayerLayout {
   std::string block;   // "model.layers.1.mlp."
-  bool fused = false;  // experts.gate_up_proj [E, 2F, H] and experts.down_proj [E, H, F]
+  bool fused = false;  // experts.gate_up_proj and experts.down_proj, by the family's FusedLayout
   Status problem;      // why the layer cannot be read, when it cannot
 };
 

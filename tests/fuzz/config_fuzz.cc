@@ -22,6 +22,7 @@ constexpr std::string_view kWords[] = {"model_type",
                                        "deepseek_v2",
                                        "deepseek_v3",
                                        "mixtral",
+                                       "qwen2_moe",
                                        "qwen3_moe",
                                        "olmoe",
                                        "gpt_oss",
@@ -33,6 +34,7 @@ constexpr std::string_view kWords[] = {"model_type",
                                        "num_local_experts",
                                        "n_routed_experts",
                                        "num_experts_per_tok",
+                                       "experts_per_token",
                                        "intermediate_size",
                                        "moe_intermediate_size",
                                        "shared_expert_intermediate_size",
@@ -52,6 +54,8 @@ constexpr std::string_view kWords[] = {"model_type",
                                        "decoder_sparse_step",
                                        "mlp_only_layers",
                                        "mlp_bias",
+                                       "swiglu_limit",
+                                       "swiglu_alpha",
                                        "quantization_config"};
 
 std::string check_config(const ModelConfig& config) {
@@ -67,6 +71,8 @@ std::string check_config(const ModelConfig& config) {
   if (config.intermediate < 1 || config.shared_intermediate < 0) {
     return fmt::format("widths {} and {}", config.intermediate, config.shared_intermediate);
   }
+  if (config.shared_gate && config.shared_intermediate == 0) return "a gate of no shared expert";
+  if (!validate(config.activation).ok()) return "an accepted activation is not valid";
   const Status router = validate(config.router);
   return router.ok() ? "" : "an accepted router is not valid: " + router.to_string();
 }
@@ -90,7 +96,8 @@ std::string mutate(std::string_view input, Random& random, ByteMutator bytes) {
 
 std::map<std::string, std::string> seeds() {
   std::map<std::string, std::string> files;
-  for (const char* family : {"deepseek_v2", "deepseek_v3", "mixtral", "olmoe", "qwen3_moe"}) {
+  for (const char* family :
+       {"deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}) {
     std::ifstream file(fmt::format("{}/models/{}_tiny/config.json", ARGOSY_TESTDATA, family));
     std::string text(std::istreambuf_iterator<char>(file), {});
     if (std::string_view(family) == "qwen3_moe") {
@@ -105,7 +112,7 @@ std::map<std::string, std::string> seeds() {
   files.emplace("most_layers",
                 R"({"model_type":"mixtral","num_hidden_layers":65536,"hidden_size":8,)"
                 R"("num_experts":4,"intermediate_size":4,"num_experts_per_tok":2})");
-  files.emplace("later_family", R"({"model_type":"gpt_oss"})");
+  files.emplace("type_alone", R"({"model_type":"gpt_oss"})");
   files.emplace("key_twice", start + R"("hidden_size":8})");
   files.emplace("not_a_number", start + R"("routed_scaling_factor":1e999})");
   files.emplace("deep", std::string(70, '[') + std::string(70, ']'));

@@ -23,7 +23,8 @@ using test::ModelLayout;
 using test::TempFolder;
 using test::TestModel;
 
-const char* const kFamilyNames[] = {"deepseek_v3", "deepseek_v2", "mixtral", "qwen3_moe", "olmoe"};
+const char* const kFamilyNames[] = {"deepseek_v3", "deepseek_v2", "mixtral", "qwen2_moe",
+                                    "qwen3_moe",   "olmoe",       "gpt_oss"};
 
 void expect_same(const Tensor& tensor, const test::Blob& blob) {
   ASSERT_EQ(describe(tensor.view()),
@@ -35,12 +36,20 @@ void expect_same(const ExpertTensors& expert, const test::ExpertBlobs& blobs) {
   expect_same(expert.gate, blobs.gate);
   expect_same(expert.up, blobs.up);
   expect_same(expert.down, blobs.down);
+  ASSERT_EQ(expert.down_bias.empty(), blobs.down_bias.shape.empty());
+  ASSERT_EQ(expert.gate_bias.empty(), expert.down_bias.empty());
+  ASSERT_EQ(expert.up_bias.empty(), expert.down_bias.empty());
+  if (expert.down_bias.empty()) return;
+  expect_same(expert.gate_bias, blobs.gate_bias);
+  expect_same(expert.up_bias, blobs.up_bias);
+  expect_same(expert.down_bias, blobs.down_bias);
 }
 
 std::vector<ModelLayout> every_layout() {
   std::vector<ModelLayout> layouts;
   for (const char* family : kFamilyNames) {
     for (const bool fused : {false, true}) {
+      if (family == std::string("gpt_oss") && !fused) continue;
       for (const int num_shards : {1, 3}) {
         for (const bool square : {false, true}) {
           ModelLayout layout{.family = family, .fused = fused, .num_shards = num_shards};
@@ -81,8 +90,12 @@ TEST(Checkpoint, EveryExpertOfEveryLayoutComesBack) {
       const auto shared = checkpoint->read_shared(layer);
       ASSERT_TRUE(shared.has_value()) << shared.error().message();
       expect_same(shared->gate, gate);
-      EXPECT_TRUE(shared->gate_bias.empty());
-      EXPECT_TRUE(shared->shared_gate.empty());
+      ASSERT_EQ(shared->gate_bias.empty(), layout.family != "gpt_oss");
+      if (!shared->gate_bias.empty()) expect_same(shared->gate_bias, model.gate_biases.at(layer));
+      ASSERT_EQ(shared->shared_gate.empty(), layout.family != "qwen2_moe");
+      if (!shared->shared_gate.empty()) {
+        expect_same(shared->shared_gate, model.shared_gates.at(layer));
+      }
       ASSERT_EQ(shared->shared.has_value(), model.shared.contains(layer));
       if (shared->shared) expect_same(*shared->shared, model.shared.at(layer));
       ASSERT_EQ(shared->selection_bias.empty(), layout.family != "deepseek_v3");
@@ -268,7 +281,7 @@ TEST(CheckpointTensors, EveryParameterIsFilledOrAnError) {
 }
 
 TEST(CheckpointTensors, EveryWrongShapeOrTypeIsAnError) {
-  for (const char* family : {"deepseek_v3", "mixtral"}) {
+  for (const char* family : {"deepseek_v3", "mixtral", "qwen2_moe", "gpt_oss"}) {
     for (const bool fused : {false, true}) {
       const TestModel whole({.family = family, .fused = fused}, 1);
       for (const auto& [name, blob] : whole.tensors) {
@@ -293,6 +306,28 @@ TEST(CheckpointTensors, TransposedMatricesAreRefusedUnlessSquare) {
   std::string name = model.block(1) + "experts.2.down_proj.weight";
   std::swap(model.tensors[name].shape[0], model.tensors[name].shape[1]);
   expect_error(first_error(model), StatusCode::kInvalidArgument, {name, "[4, 6]", "[6, 4]"});
+}
+
+// gpt_oss: the published (H, 2F) and its transpose cannot be confused unless H is 2F.
+TEST(CheckpointTensors, InterleavedMatricesAreRefusedTransposed) {
+  TestModel model({.family = "gpt_oss"}, 1);
+  const std::string name = model.block(1) + "experts.gate_up_proj";
+  std::swap(model.tensors[name].shape[1], model.tensors[name].shape[2]);
+  expect_error(first_error(model), StatusCode::kInvalidArgument, {name, "[5, 8, 6]", "[5, 6, 8]"});
+}
+
+TEST(CheckpointTensors, InterleavedMatricesHaveOneTypeBiasesTheirOwn) {
+  TestModel model({.family = "gpt_oss"}, 1);
+  const std::string down = model.block(1) + "experts.down_proj";
+  const std::string bias = model.block(1) + "experts.down_proj_bias";
+  const auto widen = [&](const std::string& name) {
+    model.tensors[name].dtype = DType::kF32;
+    model.tensors[name].bytes.resize(2 * model.tensors[name].bytes.size());
+  };
+  widen(bias);
+  EXPECT_TRUE(first_error(model).ok());
+  widen(down);
+  expect_error(first_error(model), StatusCode::kInvalidArgument, {down, "F32", "BF16"});
 }
 
 TEST(CheckpointTensors, MatricesOfOneExpertHaveOneType) {
@@ -322,6 +357,7 @@ TEST(CheckpointTensors, ABiasInBf16IsWidened) {
 
 TEST(CheckpointTensors, BothLayoutsAtOnceAreRefused) {
   for (const char* family : kFamilyNames) {
+    if (family == std::string("gpt_oss")) continue;  // has one layout
     TestModel model({.family = family}, 1);
     const TestModel fused({.family = family, .fused = true}, 1);
     for (const char* name : {"experts.gate_up_proj", "experts.down_proj"}) {
@@ -342,7 +378,8 @@ TEST(CheckpointTensors, TwoPrefixesAtOnceAreRefused) {
 TEST(CheckpointTensors, UnknownTensorsOfABlockAreReported) {
   for (const char* family : kFamilyNames) {
     for (const char* name :
-         {"gate.bias", "experts.5.gate_proj.weight", "experts.5.w1.weight",
+         {"gate.bias", "router.bias", "router.bias.bias", "experts.down_proj_bias_bias",
+          "experts.5.gate_proj.weight", "experts.5.w1.weight",
           "experts.0.gate_proj.weight_scale_inv", "experts.00.up_proj.weight",
           "experts.-1.up_proj.weight", "experts.x", "experts.1", "experts.1.",
           "experts.99999999999999999999.up_proj.weight", "experts.0.up_proj.bias",
@@ -350,6 +387,7 @@ TEST(CheckpointTensors, UnknownTensorsOfABlockAreReported) {
           "shared_experts.gate_proj.bias"}) {
       TestModel model({.family = family}, 1);
       const std::string full = model.block(1) + name;
+      if (model.tensors.contains(full)) continue;  // the family has it
       model.tensors[full] = model.gates.at(1);
       expect_error(first_error(model), StatusCode::kInvalidArgument, {full});
     }
@@ -394,6 +432,9 @@ TEST(CheckpointTensors, APartialCheckpointServesTheLayersItHas) {
 
 TEST(CheckpointTensors, LyingWidthsDoNotOverflow) {
   for (const bool fused : {false, true}) {
+    TestModel odd({.family = "gpt_oss"}, 1);
+    odd.config["intermediate_size"] = int64_t{1} << 31;
+    EXPECT_FALSE(first_error(odd).ok());
     TestModel model({.family = "olmoe", .fused = fused}, 1);
     model.config["intermediate_size"] = int64_t{1} << 31;
     EXPECT_FALSE(first_error(model).ok());

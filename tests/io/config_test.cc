@@ -6,6 +6,8 @@
 // alias ignored.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "argosy/checkpoint.h"
@@ -19,7 +21,8 @@ using Json = nlohmann::json;
 using test::expect_error;
 using test::minimal_config;
 
-const char* const kFamilyNames[] = {"deepseek_v3", "deepseek_v2", "mixtral", "qwen3_moe", "olmoe"};
+const char* const kFamilyNames[] = {"deepseek_v3", "deepseek_v2", "mixtral", "qwen2_moe",
+                                    "qwen3_moe",   "olmoe",       "gpt_oss"};
 
 Result<ModelConfig> parse(const Json& config) { return parse_model_config(config.dump()); }
 
@@ -112,6 +115,52 @@ TEST(Config, SoftmaxFamilies) {
   }
 }
 
+TEST(Config, Qwen2Moe) {
+  const ModelConfig config = parsed(minimal_config("qwen2_moe"));
+  EXPECT_EQ(config.intermediate, 4);
+  EXPECT_EQ(config.shared_intermediate, 7);
+  EXPECT_TRUE(config.shared_gate);
+  EXPECT_FALSE(config.gate_bias);
+  EXPECT_FALSE(config.expert_bias);
+  EXPECT_EQ(config.activation.kind, ActivationKind::kSwiGlu);
+  EXPECT_EQ(config.moe_layers(), (Layers{0, 1, 2}));
+  EXPECT_EQ(config.router.score_function, ScoreFunction::kSoftmax);
+  EXPECT_EQ(config.router.normalise, Choice::kYes);
+  EXPECT_EQ(config.router.normalise_single, Choice::kYes);
+  const ModelConfig plain = parsed(with(minimal_config("qwen2_moe"), "norm_topk_prob", false));
+  EXPECT_EQ(plain.router.normalise, Choice::kNo);
+  const ModelConfig none =
+      parsed(with(minimal_config("qwen2_moe"), "shared_expert_intermediate_size", 0));
+  EXPECT_EQ(none.shared_intermediate, 0);
+  EXPECT_FALSE(none.shared_gate);
+}
+
+TEST(Config, GptOss) {
+  const ModelConfig config = parsed(minimal_config("gpt_oss"));
+  EXPECT_EQ(config.intermediate, 4);
+  EXPECT_EQ(config.shared_intermediate, 0);
+  EXPECT_FALSE(config.shared_gate);
+  EXPECT_TRUE(config.gate_bias);
+  EXPECT_TRUE(config.expert_bias);
+  EXPECT_EQ(config.activation.kind, ActivationKind::kClampedSwiGlu);
+  EXPECT_EQ(config.activation.limit, 2.5f);
+  EXPECT_EQ(config.activation.alpha, 1.702f);
+  EXPECT_EQ(config.moe_layers(), (Layers{0, 1, 2}));
+  // The preset, whose weights are a softmax over the chosen already.
+  RouterSpec preset = *router_preset("gpt_oss", 8, 2);
+  EXPECT_EQ(to_string(config.router), to_string(preset));
+  EXPECT_EQ(parsed(with(minimal_config("gpt_oss"), "swiglu_limit", nullptr)).activation.limit,
+            7.0f);
+  EXPECT_EQ(parsed(with(minimal_config("gpt_oss"), "swiglu_alpha", 2)).activation.alpha, 2.0f);
+  for (const char* field : {"swiglu_limit", "swiglu_alpha"}) {
+    for (const Json& value :
+         {Json(0), Json(-7.0), Json(1e-60), Json(1e300), Json("7"), Json(true), Json::array({7})}) {
+      expect_error(parse(with(minimal_config("gpt_oss"), field, value)),
+                   StatusCode::kInvalidArgument, {"gpt_oss", field});
+    }
+  }
+}
+
 // Fields that each family needs; all others of minimal_config may go.
 const std::map<std::string, std::vector<std::string>> kRequired = {
     {"deepseek_v3",
@@ -122,6 +171,12 @@ const std::map<std::string, std::vector<std::string>> kRequired = {
      {"num_hidden_layers", "hidden_size", "num_experts_per_tok", "moe_intermediate_size",
       "n_routed_experts", "first_k_dense_replace", "routed_scaling_factor"}},
     {"mixtral",
+     {"num_hidden_layers", "hidden_size", "num_experts_per_tok", "intermediate_size",
+      "num_local_experts"}},
+    {"qwen2_moe",
+     {"num_hidden_layers", "hidden_size", "num_experts_per_tok", "moe_intermediate_size",
+      "num_experts", "norm_topk_prob", "shared_expert_intermediate_size"}},
+    {"gpt_oss",
      {"num_hidden_layers", "hidden_size", "num_experts_per_tok", "intermediate_size",
       "num_local_experts"}},
     {"qwen3_moe",
@@ -223,7 +278,9 @@ TEST(Config, AliasesOfTheExpertCount) {
 
 // C232.
 TEST(Config, NoExpertsIsADenseModel) {
-  EXPECT_EQ(parsed(minimal_config("qwen3_moe")).moe_layers(), (Layers{0, 1, 2}));
+  for (const char* family : {"qwen2_moe", "qwen3_moe", "gpt_oss"}) {
+    EXPECT_EQ(parsed(minimal_config(family)).moe_layers(), (Layers{0, 1, 2}));
+  }
   for (const char* family : kFamilyNames) {
     Json json = {
         {"model_type", family}, {"num_hidden_layers", 2}, {"hidden_size", 6}, {"num_experts", 0}};
@@ -236,20 +293,22 @@ TEST(Config, NoExpertsIsADenseModel) {
 
 // C233.
 TEST(Config, SparseStepAndDenseLayersOfQwen) {
-  const auto layers = [](int num_layers, const Json& step, const Json& dense) {
-    Json json = with(minimal_config("qwen3_moe"), "num_hidden_layers", num_layers);
-    return parsed(with(with(json, "decoder_sparse_step", step), "mlp_only_layers", dense))
-        .moe_layers();
-  };
-  EXPECT_EQ(layers(4, 2, nullptr), (Layers{1, 3}));
-  EXPECT_EQ(layers(1, 2, nullptr), (Layers{}));
-  EXPECT_EQ(layers(3, nullptr, {1}), (Layers{0, 2}));
-  EXPECT_EQ(layers(6, 3, Json::array()), (Layers{2, 5}));
-  EXPECT_EQ(layers(6, 2, {1, 2, 5}), (Layers{3}));
-  for (const Json& list :
-       {Json({3}), Json({-1}), Json({1.0}), Json({"1"}), Json(1), Json("1"), Json({true})}) {
-    expect_error(parse(with(minimal_config("qwen3_moe"), "mlp_only_layers", list)),
-                 StatusCode::kInvalidArgument, {"qwen3_moe", "mlp_only_layers", "0 to 2"});
+  for (const char* family : {"qwen2_moe", "qwen3_moe"}) {
+    const auto layers = [&](int num_layers, const Json& step, const Json& dense) {
+      Json json = with(minimal_config(family), "num_hidden_layers", num_layers);
+      return parsed(with(with(json, "decoder_sparse_step", step), "mlp_only_layers", dense))
+          .moe_layers();
+    };
+    EXPECT_EQ(layers(4, 2, nullptr), (Layers{1, 3}));
+    EXPECT_EQ(layers(1, 2, nullptr), (Layers{}));
+    EXPECT_EQ(layers(3, nullptr, {1}), (Layers{0, 2}));
+    EXPECT_EQ(layers(6, 3, Json::array()), (Layers{2, 5}));
+    EXPECT_EQ(layers(6, 2, {1, 2, 5}), (Layers{3}));
+    for (const Json& list :
+         {Json({3}), Json({-1}), Json({1.0}), Json({"1"}), Json(1), Json("1"), Json({true})}) {
+      expect_error(parse(with(minimal_config(family), "mlp_only_layers", list)),
+                   StatusCode::kInvalidArgument, {family, "mlp_only_layers", "0 to 2"});
+    }
   }
 }
 
@@ -316,6 +375,124 @@ TEST(Config, ContradictionsAreRefused) {
     EXPECT_TRUE(parse(with(minimal_config(family), "n_shared_experts", 0)).has_value());
   }
   EXPECT_TRUE(parse(with(minimal_config("mixtral"), "norm_topk_prob", true)).has_value());
+  refuse("gpt_oss", "norm_topk_prob", false);
+  refuse("gpt_oss", "mlp_bias", false);
+  for (const char* field : {"norm_topk_prob", "mlp_bias"}) {
+    EXPECT_EQ(to_string(parsed(with(minimal_config("gpt_oss"), field, true)).router),
+              to_string(parsed(minimal_config("gpt_oss")).router));
+  }
+}
+
+// A field of another family's rule is read in no family without it, so only the value without effect is accepted.
+TEST(Config, FieldsOfOtherFamiliesMustHaveNoEffect) {
+  struct Row {
+    const char* field;
+    std::vector<std::string> readers;  // families whose rule it is
+    Json neutral, other;
+  };
+  const Row rows[] = {
+      {"n_shared_experts", {"deepseek_v3", "deepseek_v2", "qwen2_moe"}, 0, 1},
+      {"shared_expert_intermediate_size", {"deepseek_v3", "deepseek_v2", "qwen2_moe"}, 0, 4},
+      {"first_k_dense_replace", {"deepseek_v3", "deepseek_v2"}, 0, 1},
+      {"moe_layer_freq", {"deepseek_v3", "deepseek_v2"}, 1, 2},
+      {"decoder_sparse_step", {"qwen2_moe", "qwen3_moe"}, 1, 2},
+      {"mlp_only_layers", {"qwen2_moe", "qwen3_moe"}, Json::array(), {0}},
+      {"n_group", {"deepseek_v3", "deepseek_v2"}, 1, 2},
+      {"topk_group", {"deepseek_v3", "deepseek_v2"}, 1, 2},
+      {"topk_method", {"deepseek_v3", "deepseek_v2"}, "greedy", "group_limited_greedy"},
+      {"topk_method", {"deepseek_v3", "deepseek_v2"}, "gready", "noaux_tc"},
+      {"routed_scaling_factor", {"deepseek_v3", "deepseek_v2"}, 1.0, 2.0},
+      {"scoring_func", {"deepseek_v3"}, "softmax", "sigmoid"},
+      {"hidden_act", {}, "silu", nullptr},
+      {"mlp_bias", {"gpt_oss"}, false, nullptr},
+  };
+  for (const Row& row : rows) {
+    for (const char* family : kFamilyNames) {
+      if (std::count(row.readers.begin(), row.readers.end(), family) > 0) continue;
+      SCOPED_TRACE(std::string(family) + " " + row.field);
+      EXPECT_TRUE(parse(with(minimal_config(family), row.field, row.neutral)).has_value());
+      if (row.other.is_null()) continue;
+      expect_error(parse(with(minimal_config(family), row.field, row.other)),
+                   StatusCode::kInvalidArgument, {family, row.field});
+    }
+  }
+  for (const char* family : kFamilyNames) {
+    if (family == std::string("gpt_oss")) continue;
+    for (const char* field : {"swiglu_limit", "swiglu_alpha"}) {
+      expect_error(parse(with(minimal_config(family), field, 7.0)), StatusCode::kUnsupported,
+                   {family, field, "7", "not clamped"});
+    }
+  }
+}
+
+// Every name of one value, alone and in pairs that agree and that differ.
+void expect_aliases(const char* family, const std::vector<std::string>& names,
+                    const std::function<int64_t(const ModelConfig&)>& value) {
+  Json none = minimal_config(family);
+  for (const std::string& name : names) none.erase(name);
+  expect_error(parse(none), StatusCode::kInvalidArgument, {family, names[0], names[1], "missing"});
+  for (const std::string& a : names) {
+    SCOPED_TRACE(std::string(family) + " " + a);
+    EXPECT_EQ(value(parsed(with(none, a, 2))), 2);
+    for (const Json& wrong : {Json(0), Json(-1), Json("2"), Json(2.0), Json(true)}) {
+      expect_error(parse(with(none, a, wrong)), StatusCode::kInvalidArgument, {family, a});
+    }
+    for (const std::string& b : names) {
+      if (a == b) continue;
+      EXPECT_EQ(value(parsed(with(with(none, a, 2), b, 2))), 2);
+      EXPECT_EQ(value(parsed(with(Json{{"text_config", with(none, a, 2)}}, b, 2))), 2);
+      expect_error(parse(with(with(none, a, 2), b, 3)), StatusCode::kInvalidArgument,
+                   {family, a + " is ", b + " is ", "2", "3"});
+    }
+  }
+}
+
+TEST(Config, AliasesOfTopK) {
+  for (const char* family : kFamilyNames) {
+    expect_aliases(family, {"num_experts_per_tok", "num_experts_per_token", "experts_per_token"},
+                   [](const ModelConfig& config) { return config.router.top_k; });
+    // A parameter of sampling that some configs carry.
+    EXPECT_EQ(parsed(with(minimal_config(family), "top_k", 50)).router.top_k, 2);
+  }
+}
+
+TEST(Config, AliasesOfTheExpertsWidth) {
+  const auto width = [](const ModelConfig& config) { return config.intermediate; };
+  for (const char* family : {"mixtral", "olmoe", "gpt_oss"}) {
+    expect_aliases(family, {"intermediate_size", "moe_intermediate_size"}, width);
+  }
+  // Where dense layers have a width of their own it is no alias, whatever it says.
+  for (const char* family : {"deepseek_v3", "deepseek_v2", "qwen2_moe", "qwen3_moe"}) {
+    for (const Json& dense : {Json(4), Json(99), Json()}) {
+      EXPECT_EQ(parsed(with(minimal_config(family), "intermediate_size", dense)).intermediate, 4);
+    }
+    expect_error(parse(with(minimal_config(family), "moe_intermediate_size", nullptr)),
+                 StatusCode::kInvalidArgument, {family, "moe_intermediate_size", "missing"});
+  }
+}
+
+TEST(Config, CountAndWidthOfSharedExpertsMustAgree) {
+  const auto shared = [](const char* family, const Json& count, const Json& width) {
+    return parse(with(with(minimal_config(family), "n_shared_experts", count),
+                      "shared_expert_intermediate_size", width));
+  };
+  for (const char* family : {"deepseek_v3", "deepseek_v2"}) {
+    EXPECT_EQ(shared(family, 2, 8)->shared_intermediate, 8);
+    EXPECT_EQ(shared(family, 0, 0)->shared_intermediate, 0);
+    EXPECT_EQ(shared(family, nullptr, 0)->shared_intermediate, 0);
+    expect_error(shared(family, 2, 4), StatusCode::kInvalidArgument,
+                 {family, "n_shared_experts is 2", "shared_expert_intermediate_size is 4", "8"});
+    expect_error(shared(family, nullptr, 4), StatusCode::kInvalidArgument,
+                 {family, "n_shared_experts", "shared_expert_intermediate_size is 4"});
+  }
+  EXPECT_EQ(shared("qwen2_moe", 1, 8)->shared_intermediate, 8);
+  EXPECT_EQ(shared("qwen2_moe", nullptr, 8)->shared_intermediate, 8);
+  EXPECT_EQ(shared("qwen2_moe", 0, 0)->shared_intermediate, 0);
+  for (const auto& [count, width] : {std::pair(2, 8), std::pair(0, 8), std::pair(1, 0)}) {
+    expect_error(shared("qwen2_moe", count, width), StatusCode::kInvalidArgument,
+                 {"qwen2_moe", "n_shared_experts is " + std::to_string(count),
+                  "shared_expert_intermediate_size is " + std::to_string(width)});
+  }
 }
 
 TEST(Config, TheRouterIsValidated) {
@@ -337,22 +514,19 @@ TEST(Config, WhatIsNotBuiltIsUnsupported) {
                  {family, "hidden_act", "gelu", "silu"});
     expect_error(parse(with(json, "quantization_config", {{"quant_method", "fp8"}})),
                  StatusCode::kUnsupported, {family, "quantization_config", "quantised"});
-    expect_error(parse(with(json, "mlp_bias", true)), StatusCode::kUnsupported,
-                 {family, "mlp_bias"});
-    EXPECT_TRUE(parse(with(json, "mlp_bias", false)).has_value());
+    if (family != std::string("gpt_oss")) {
+      expect_error(parse(with(json, "mlp_bias", true)), StatusCode::kUnsupported,
+                   {family, "mlp_bias"});
+    }
     expect_error(parse({{"text_config", json}, {"quantization_config", Json::object()}}),
                  StatusCode::kUnsupported, {family, "quantization_config"});
   }
 }
 
 TEST(Config, UnknownFamiliesListTheKnownOnes) {
-  expect_error(
-      parse({{"model_type", "llama"}}), StatusCode::kUnsupported,
-      {"\"llama\" is unknown", "deepseek_v3", "deepseek_v2", "mixtral", "qwen3_moe", "olmoe"});
-  for (const char* later : {"qwen2_moe", "gpt_oss"}) {
-    expect_error(parse({{"model_type", later}}), StatusCode::kUnsupported,
-                 {later, "known but not supported yet", "mixtral"});
-  }
+  expect_error(parse({{"model_type", "llama"}}), StatusCode::kUnsupported,
+               {"\"llama\" is unknown", "deepseek_v3", "deepseek_v2", "mixtral", "qwen2_moe",
+                "qwen3_moe", "olmoe", "gpt_oss"});
   expect_error(parse(Json::object()), StatusCode::kInvalidArgument, {"model_type", "missing"});
   expect_error(parse({{"model_type", 5}}), StatusCode::kInvalidArgument, {"model_type", "5"});
 }

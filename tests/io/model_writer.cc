@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 
 namespace argosy::test {
@@ -15,13 +16,14 @@ nlohmann::json minimal_config(const std::string& family) {
                            {"num_experts_per_tok", 2},
                            {"hidden_act", "silu"}};
   const bool is_deepseek = family.starts_with("deepseek");
-  const bool narrow = family == "mixtral" || family == "olmoe";
+  const bool narrow = family == "mixtral" || family == "olmoe" || family == "gpt_oss";
+  const bool local = family == "mixtral" || family == "gpt_oss";
   config[narrow ? "intermediate_size" : "moe_intermediate_size"] = 4;
   if (!narrow) config["intermediate_size"] = 99;  // of dense layers: must not be taken
-  config[is_deepseek           ? "n_routed_experts"
-         : family == "mixtral" ? "num_local_experts"
-                               : "num_experts"] = 8;
-  if (family != "mixtral") config["norm_topk_prob"] = family != "deepseek_v2";
+  config[is_deepseek ? "n_routed_experts" : local ? "num_local_experts" : "num_experts"] = 8;
+  if (!local) config["norm_topk_prob"] = family != "deepseek_v2";
+  if (family == "qwen2_moe") config["shared_expert_intermediate_size"] = 7;
+  if (family == "gpt_oss") config["swiglu_limit"] = 2.5;
   if (!is_deepseek) return config;
   config["first_k_dense_replace"] = 1;
   config["n_shared_experts"] = 2;
@@ -39,6 +41,7 @@ TestModel::TestModel(const ModelLayout& layout, uint64_t seed)
   for (const char* field : {"intermediate_size", "moe_intermediate_size"}) {
     if (config.contains(field) && config[field] == 4) config[field] = layout.width;
   }
+  if (layout.family == "qwen2_moe") config["shared_expert_intermediate_size"] = 2 * layout.width;
   config["hidden_size"] = layout.hidden;
   config["num_hidden_layers"] = layout.num_layers;
   tensors[layout.prefix + "embed_tokens.weight"] = random_blob({3, layout.hidden}, layout.dtype);
@@ -62,8 +65,14 @@ std::string TestModel::block(int64_t layer) const {
                      old_mixtral ? "block_sparse_moe" : "mlp");
 }
 
+std::string TestModel::router(int64_t layer) const {
+  return block(layer) + (layout_.family == "gpt_oss" ? "router" : "gate");
+}
+
 int64_t TestModel::expert_bytes() const {
-  return 3 * layout_.hidden * layout_.width * size_of(layout_.dtype);
+  int64_t elements = 3 * layout_.hidden * layout_.width;
+  if (layout_.family == "gpt_oss") elements += 2 * layout_.width + layout_.hidden;
+  return elements * size_of(layout_.dtype);
 }
 
 Blob TestModel::random_blob(std::vector<int64_t> shape, DType dtype) {
@@ -80,22 +89,70 @@ Blob TestModel::random_blob(std::vector<int64_t> shape, DType dtype) {
 void TestModel::add_layer(int64_t layer) {
   const int64_t num_experts = layout_.num_experts;
   gates[layer] = random_blob({num_experts, layout_.hidden}, layout_.dtype);
-  tensors[block(layer) + "gate.weight"] = gates[layer];
+  tensors[router(layer) + ".weight"] = gates[layer];
   if (layout_.family == "deepseek_v3") {
     tensors[block(layer) + "gate.e_score_correction_bias"] =
         random_blob({num_experts}, DType::kF32);
   }
-  if (layout_.family.starts_with("deepseek")) {
-    const int64_t width = 2 * layout_.width;
-    ExpertBlobs& mlp = shared[layer];
-    mlp.gate = random_blob({width, layout_.hidden}, layout_.dtype);
-    mlp.up = random_blob({width, layout_.hidden}, layout_.dtype);
-    mlp.down = random_blob({layout_.hidden, width}, layout_.dtype);
-    tensors[block(layer) + "shared_experts.gate_proj.weight"] = mlp.gate;
-    tensors[block(layer) + "shared_experts.up_proj.weight"] = mlp.up;
-    tensors[block(layer) + "shared_experts.down_proj.weight"] = mlp.down;
+  if (layout_.family.starts_with("deepseek")) add_shared(layer, "shared_experts.");
+  if (layout_.family == "qwen2_moe") {
+    add_shared(layer, "shared_expert.");
+    shared_gates[layer] = random_blob({1, layout_.hidden}, layout_.dtype);
+    tensors[block(layer) + "shared_expert_gate.weight"] = shared_gates[layer];
+  }
+  if (layout_.family == "gpt_oss") {
+    gate_biases[layer] = random_blob({num_experts}, layout_.dtype);
+    tensors[router(layer) + ".bias"] = gate_biases[layer];
+    return add_interleaved_experts(layer);
   }
   add_experts(layer);
+}
+
+void TestModel::add_shared(int64_t layer, const std::string& module) {
+  const int64_t width = 2 * layout_.width;
+  ExpertBlobs& mlp = shared[layer];
+  mlp.gate = random_blob({width, layout_.hidden}, layout_.dtype);
+  mlp.up = random_blob({width, layout_.hidden}, layout_.dtype);
+  mlp.down = random_blob({layout_.hidden, width}, layout_.dtype);
+  tensors[block(layer) + module + "gate_proj.weight"] = mlp.gate;
+  tensors[block(layer) + module + "up_proj.weight"] = mlp.up;
+  tensors[block(layer) + module + "down_proj.weight"] = mlp.down;
+}
+
+// Element by element, from what the reader must give back to where gpt_oss keeps it.
+void TestModel::add_interleaved_experts(int64_t layer) {
+  const int64_t num_experts = layout_.num_experts, hidden = layout_.hidden, width = layout_.width;
+  Blob gate_up = random_blob({num_experts, hidden, 2 * width}, layout_.dtype);
+  Blob down = random_blob({num_experts, width, hidden}, layout_.dtype);
+  Blob gate_up_bias = random_blob({num_experts, 2 * width}, layout_.dtype);
+  Blob down_bias = random_blob({num_experts, hidden}, layout_.dtype);
+  const int64_t bytes = size_of(layout_.dtype);
+  const auto copy = [bytes](const Blob& from, int64_t from_at, Blob* to, int64_t to_at) {
+    std::copy_n(from.bytes.begin() + from_at * bytes, bytes, to->bytes.begin() + to_at * bytes);
+  };
+  for (int64_t e = 0; e < num_experts; ++e) {
+    ExpertBlobs& expert = experts[{layer, e}];
+    expert.gate = random_blob({width, hidden}, layout_.dtype);
+    expert.up = random_blob({width, hidden}, layout_.dtype);
+    expert.down = random_blob({hidden, width}, layout_.dtype);
+    expert.gate_bias = random_blob({width}, layout_.dtype);
+    expert.up_bias = random_blob({width}, layout_.dtype);
+    expert.down_bias = random_blob({hidden}, layout_.dtype);
+    for (int64_t f = 0; f < width; ++f) {
+      for (int64_t h = 0; h < hidden; ++h) {
+        copy(expert.gate, f * hidden + h, &gate_up, (e * hidden + h) * 2 * width + 2 * f);
+        copy(expert.up, f * hidden + h, &gate_up, (e * hidden + h) * 2 * width + 2 * f + 1);
+        copy(expert.down, h * width + f, &down, (e * width + f) * hidden + h);
+      }
+      copy(expert.gate_bias, f, &gate_up_bias, e * 2 * width + 2 * f);
+      copy(expert.up_bias, f, &gate_up_bias, e * 2 * width + 2 * f + 1);
+    }
+    for (int64_t h = 0; h < hidden; ++h) copy(expert.down_bias, h, &down_bias, e * hidden + h);
+  }
+  tensors[block(layer) + "experts.gate_up_proj"] = gate_up;
+  tensors[block(layer) + "experts.gate_up_proj_bias"] = gate_up_bias;
+  tensors[block(layer) + "experts.down_proj"] = down;
+  tensors[block(layer) + "experts.down_proj_bias"] = down_bias;
 }
 
 void TestModel::add_experts(int64_t layer) {

@@ -23,7 +23,7 @@ struct Blob {
 
 struct ModelLayout {
   std::string family;
-  bool fused = false;
+  bool fused = false;  // gpt_oss always is
   std::string prefix = "model.";
   int num_shards = 1;  // more than 1: with an index
   DType dtype = DType::kBF16;
@@ -35,6 +35,7 @@ struct ModelLayout {
 
 struct ExpertBlobs {
   Blob gate, up, down;
+  Blob gate_bias, up_bias, down_bias;  // gpt_oss only; else without shape
 };
 
 class TestModel {
@@ -47,6 +48,8 @@ class TestModel {
   const ModelLayout& layout() const { return layout_; }
   // "model.layers.1.mlp." of the router.
   std::string block(int64_t layer) const;
+  // "model.layers.1.mlp.gate", without ".weight".
+  std::string router(int64_t layer) const;
   int64_t expert_bytes() const;
 
   nlohmann::json config;
@@ -54,12 +57,15 @@ class TestModel {
   std::map<std::string, std::string> weight_map;               // tensor -> shard, when sharded
   std::map<std::pair<int64_t, int64_t>, ExpertBlobs> experts;  // by (layer, expert)
   std::map<int64_t, ExpertBlobs> shared;                       // by layer; empty: no shared experts
-  std::map<int64_t, Blob> gates;
+  std::map<int64_t, Blob> gates, gate_biases,
+      shared_gates;  // by layer; empty where a family has none
 
  private:
   Blob random_blob(std::vector<int64_t> shape, DType dtype);
   void add_layer(int64_t layer);
+  void add_shared(int64_t layer, const std::string& module);
   void add_experts(int64_t layer);
+  void add_interleaved_experts(int64_t layer);
 
   ModelLayout layout_;
   uint64_t state_;

@@ -23,7 +23,9 @@ TEST(TestData, EveryModelLoads) {
         RealModel{"deepseek_v2_tiny", "deepseek_v2", 32, 6, 64, 32, 64, {1, 2}, {1, 2}},
         RealModel{"mixtral_tiny", "mixtral", 8, 2, 64, 112, 0, {0, 1}, {0, 1}},
         RealModel{"qwen3_moe_tiny", "qwen3_moe", 64, 8, 128, 48, 0, {1}, {0, 1, 2}},
-        RealModel{"olmoe_tiny", "olmoe", 16, 4, 64, 48, 0, {0, 1}, {0, 1}}}) {
+        RealModel{"olmoe_tiny", "olmoe", 16, 4, 64, 48, 0, {0, 1}, {0, 1}},
+        RealModel{"qwen2_moe_tiny", "qwen2_moe", 12, 4, 64, 40, 96, {0, 1}, {0, 1}},
+        RealModel{"gpt_oss_tiny", "gpt_oss", 8, 4, 64, 64, 0, {0, 1}, {0, 1}}}) {
     SCOPED_TRACE(want.folder);
     const auto checkpoint = Checkpoint::open(kModels + want.folder);
     ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message();
@@ -44,9 +46,14 @@ TEST(TestData, EveryModelLoads) {
       for (int64_t e = 0; e < want.num_experts; ++e) {
         const auto expert = checkpoint->read_expert(layer, e);
         ASSERT_TRUE(expert.has_value()) << expert.error().message();
-        bytes += expert->gate.num_bytes() + expert->up.num_bytes() + expert->down.num_bytes();
+        bytes += expert->gate.num_bytes() + expert->up.num_bytes() + expert->down.num_bytes() +
+                 expert->gate_bias.num_bytes() + expert->up_bias.num_bytes() +
+                 expert->down_bias.num_bytes();
       }
-      bytes += shared->gate.num_bytes() +
+      EXPECT_EQ(shared->shared_gate.empty(), want.family != "qwen2_moe");
+      EXPECT_EQ(shared->gate_bias.empty(), want.family != "gpt_oss");
+      bytes += shared->gate.num_bytes() + shared->shared_gate.num_bytes() +
+               shared->gate_bias.num_bytes() +
                (shared->selection_bias.empty() ? 0 : 4 * want.num_experts) +
                3 * 2 * want.shared_width * want.hidden;
     }
