@@ -27,7 +27,8 @@ struct MoeWeights {
   Tensor gate;                   // [E, H] bf16 or fp32
   Tensor gate_bias;              // [E] or empty
   Tensor selection_bias;         // fp32 [E] or empty
-  PackedWeights gate_up;         // kGateUp, L groups, F x H
+  Activation activation;         // of routed and shared experts
+  PackedWeights gate_up;         // kGateUp, L groups, F x H; this and `down` with or without bias
   PackedWeights down;            // kPlain, L groups, H x F
   PackedWeights shared_gate_up;  // one group, or none
   PackedWeights shared_down;

@@ -40,7 +40,9 @@ struct MoeLayer::State {
   Timeline timeline;
   AlignedBuffer logits, inner, shared_inner, shared_rows, shared_scale;
 
-  GemmOptions gemm() const { return {group.level(), group.dot_order(), &group.pool()}; }
+  GemmOptions gemm() const {
+    return {group.level(), group.dot_order(), &group.pool(), weights.activation};
+  }
 
   Status check_call(const ConstTensorView& hidden, const TensorView& output) const;
   Status run_router(const ConstTensorView& hidden, const uint8_t* mask);

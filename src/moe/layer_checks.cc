@@ -61,6 +61,14 @@ std::string digest_or_none(const Tensor& tensor) {
   return tensor.empty() ? "none" : digest_of(tensor.bytes());
 }
 
+// Which expert products have a bias.
+std::string biases_of(const MoeWeights& weights) {
+  const std::string gate_up = weights.gate_up.has_bias() ? "gate_up" : "";
+  const std::string down = weights.down.has_bias() ? "down" : "";
+  if (gate_up.empty() && down.empty()) return "none";
+  return gate_up + (gate_up.empty() || down.empty() ? "" : " ") + down;
+}
+
 }  // namespace
 
 Result<LayerShape> check_weights(const RouterSpec& router, const MoeWeights& weights,
@@ -75,6 +83,7 @@ Result<LayerShape> check_weights(const RouterSpec& router, const MoeWeights& wei
     return invalid("hidden_dtype is {}, must be BF16 or F32", name_of(hidden_dtype));
   }
   ARGOSY_RETURN_IF_ERROR(check_gate(router, weights));
+  ARGOSY_RETURN_IF_ERROR(validate(weights.activation));
   LayerShape shape;
   shape.hidden = weights.gate.view().dim(1);
   shape.intermediate = weights.gate_up.n();
@@ -175,6 +184,8 @@ std::vector<Setting> layer_settings(const RouterSpec& router, const MoeWeights& 
       {"layer.hidden", fmt::to_string(shape.hidden)},
       {"layer.intermediate", fmt::to_string(shape.intermediate)},
       {"layer.shared_intermediate", fmt::to_string(shape.shared_intermediate)},
+      {"layer.activation", to_string(weights.activation)},
+      {"layer.expert_biases", biases_of(weights)},
       {"layer.gate digest", digest_or_none(weights.gate)},
       {"layer.gate_bias digest", digest_or_none(weights.gate_bias)},
       {"layer.selection_bias digest", digest_or_none(weights.selection_bias)},

@@ -178,11 +178,35 @@ std::vector<double> multiply(const Tensor& matrix, std::span<const double> x) {
   return result;
 }
 
-std::vector<double> run_expert(const ExpertTensors& expert, std::span<const double> hidden) {
-  std::vector<double> inner = multiply(expert.gate, hidden);
-  const std::vector<double> up = multiply(expert.up, hidden);
-  for (size_t i = 0; i < inner.size(); ++i) inner[i] = inner[i] * sigmoid(inner[i]) * up[i];
-  return multiply(expert.down, inner);
+// matrix [N, K] . x [K] + bias [N], where there is one.
+std::vector<double> multiply_add(const Tensor& matrix, const Tensor& bias,
+                                 std::span<const double> x) {
+  std::vector<double> result = multiply(matrix, x);
+  for (size_t i = 0; i < result.size() && !bias.empty(); ++i) {
+    result[i] += element_of(bias, static_cast<int64_t>(i));
+  }
+  return result;
+}
+
+double activate(const Activation& activation, double gate, double up) {
+  switch (activation.kind) {
+    case ActivationKind::kSwiGlu:
+      return gate * sigmoid(gate) * up;
+    case ActivationKind::kClampedSwiGlu: {
+      const double limit = activation.limit;
+      const double g = std::min(gate, limit);
+      return (std::clamp(up, -limit, limit) + 1) * g * sigmoid(activation.alpha * g);
+    }
+  }
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+std::vector<double> run_expert(const ExpertTensors& expert, const Activation& activation,
+                               std::span<const double> hidden) {
+  std::vector<double> inner = multiply_add(expert.gate, expert.gate_bias, hidden);
+  const std::vector<double> up = multiply_add(expert.up, expert.up_bias, hidden);
+  for (size_t i = 0; i < inner.size(); ++i) inner[i] = activate(activation, inner[i], up[i]);
+  return multiply_add(expert.down, expert.down_bias, inner);
 }
 
 }  // namespace
@@ -252,12 +276,8 @@ ReferenceToken ReferenceLayer::run(std::span<const double> hidden,
   ARGOSY_CHECK(static_cast<int64_t>(hidden.size()) == layer.config.hidden,
                "hidden has {} values, the layer has {}", hidden.size(), layer.config.hidden);
   const platform::ScopedFloatEnv float_env(platform::Denormals::kKeep);
-  std::vector<double> logits = multiply(layer.shared.gate, hidden);
-  if (!layer.shared.gate_bias.empty()) {
-    for (size_t e = 0; e < logits.size(); ++e) {
-      logits[e] += element_of(layer.shared.gate_bias, static_cast<int64_t>(e));
-    }
-  }
+  const std::vector<double> logits =
+      multiply_add(layer.shared.gate, layer.shared.gate_bias, hidden);
   ReferenceRouting routing =
       reference_route(layer.config.router, logits, layer.selection_bias, SelectionPrecision::kFp64);
   ReferenceToken token;
@@ -272,15 +292,15 @@ ReferenceToken ReferenceLayer::run(std::span<const double> hidden,
 
   token.output.assign(hidden.size(), 0.0);
   if (layer.shared.shared.has_value()) {
-    token.output = run_expert(*layer.shared.shared, hidden);
+    token.output = run_expert(*layer.shared.shared, layer.config.activation, hidden);
     if (!layer.shared.shared_gate.empty()) {
       const double scale = sigmoid(multiply(layer.shared.shared_gate, hidden)[0]);
       for (double& value : token.output) value *= scale;
     }
   }
   for (size_t k = 0; k < token.experts.size(); ++k) {
-    const std::vector<double> row =
-        run_expert(layer.experts[static_cast<size_t>(token.experts[k])], hidden);
+    const std::vector<double> row = run_expert(layer.experts[static_cast<size_t>(token.experts[k])],
+                                               layer.config.activation, hidden);
     for (size_t i = 0; i < row.size(); ++i) token.output[i] += token.weights[k] * row[i];
   }
   return token;

@@ -111,6 +111,8 @@ std::vector<CapturedLayer> captured_layers() {
     for (const int layer : {0, 1}) {
       layers.push_back({"mixtral_tiny", layer, run});
       layers.push_back({"olmoe_tiny", layer, run});
+      layers.push_back({"qwen2_moe_tiny", layer, run});
+      layers.push_back({"gpt_oss_tiny", layer, run});
     }
     layers.push_back({"qwen3_moe_tiny", 1, run});
   }

@@ -11,9 +11,11 @@
 namespace argosy {
 namespace {
 
-int64_t allocations_of_steady_calls(int64_t budget_rows, int threads) {
+int64_t allocations_of_steady_calls(int64_t budget_rows, int threads, bool gpt_oss = false) {
   const testing::NaiveLayer layer =
-      testing::random_layer(2, DType::kBF16, DotOrder::kVdpbf16, 8, 2, 32, 16, true, true);
+      gpt_oss
+          ? testing::random_gpt_oss_layer(2, DType::kBF16, DotOrder::kVdpbf16, 8, 2, 32, 16)
+          : testing::random_layer(2, DType::kBF16, DotOrder::kVdpbf16, 8, 2, 32, 16, true, true);
   std::atomic<int64_t> total{0};
   testing::run_group(
       3,
@@ -55,6 +57,7 @@ TEST(Allocation, SteadyStateAllocatesNothing) {
   EXPECT_EQ(allocations_of_steady_calls(1000, 1), 0);
   EXPECT_EQ(allocations_of_steady_calls(1000, 2), 0);
   EXPECT_EQ(allocations_of_steady_calls(6, 1), 0);
+  EXPECT_EQ(allocations_of_steady_calls(1000, 2, /*gpt_oss=*/true), 0);
 }
 
 }  // namespace

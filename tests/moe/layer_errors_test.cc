@@ -12,6 +12,7 @@ namespace argosy {
 namespace {
 
 using testing::Matrix;
+using testing::NaiveExpert;
 using testing::NaiveLayer;
 using testing::run_group;
 
@@ -155,6 +156,18 @@ TEST(LayerErrors, DisagreementIsNamed) {
       {"receive_budget_bytes",
        [](NaiveLayer*, MoeOptions* options) { options->receive_budget_bytes *= 2; }},
       {"shared_intermediate", [](NaiveLayer* layer, MoeOptions*) { layer->shared.clear(); }},
+      {"layer.activation",
+       [](NaiveLayer* layer, MoeOptions*) {
+         layer->activation.kind = ActivationKind::kClampedSwiGlu;
+       }},
+      {"layer.expert_biases",
+       [](NaiveLayer* layer, MoeOptions*) {
+         for (NaiveExpert& expert : layer->experts) {
+           expert.gate_bias.assign(4, 0.0f);
+           expert.up_bias.assign(4, 0.0f);
+           expert.down_bias.assign(8, 0.0f);
+         }
+       }},
       {"layer.check", [](NaiveLayer* layer, MoeOptions*) { layer->router.num_groups = 4; }},
   };
   for (const Row& row : rows) {
@@ -242,6 +255,10 @@ TEST(LayerErrors, WeightsThatDoNotFit) {
   EXPECT_NE(create([](NaiveLayer*, MoeWeights* w) {
               w->shared_gate = std::move(Tensor::zeros(DType::kBF16, {2, 8})).value();
             }).find("shared_gate"),
+            std::string::npos);
+  EXPECT_NE(create([](NaiveLayer*, MoeWeights* w) {
+              w->activation = {ActivationKind::kClampedSwiGlu, -1.0f, 1.0f};
+            }).find("limit of clamped_swiglu is -1"),
             std::string::npos);
 }
 

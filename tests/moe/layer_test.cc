@@ -96,14 +96,17 @@ struct Case {
   DotOrder order;
   bool shared;
   bool shared_gate;
+  bool gpt_oss = false;
 };
 
 class LayerBits : public ::testing::TestWithParam<Case> {};
 
 TEST_P(LayerBits, EqualTheNaiveLayerForAnySetup) {
   const Case param = GetParam();
-  const NaiveLayer layer = testing::random_layer(41, param.dtype, param.order, 9, 3, 37, 19,
-                                                 param.shared, param.shared_gate);
+  const NaiveLayer layer =
+      param.gpt_oss ? testing::random_gpt_oss_layer(41, param.dtype, param.order, 9, 3, 37, 19)
+                    : testing::random_layer(41, param.dtype, param.order, 9, 3, 37, 19,
+                                            param.shared, param.shared_gate);
   std::mt19937_64 random(5);
   const Matrix hidden =
       testing::random_matrix(random, 45, layer.hidden, 1.0f, param.dtype == DType::kBF16);
@@ -129,7 +132,67 @@ INSTANTIATE_TEST_SUITE_P(Kinds, LayerBits,
                          ::testing::Values(Case{DType::kBF16, DotOrder::kAmx, true, false},
                                            Case{DType::kBF16, DotOrder::kVdpbf16, true, true},
                                            Case{DType::kBF16, DotOrder::kVdpbf16, false, false},
-                                           Case{DType::kF32, DotOrder::kVdpbf16, true, false}));
+                                           Case{DType::kF32, DotOrder::kVdpbf16, true, false},
+                                           Case{DType::kF32, DotOrder::kVdpbf16, true, true},
+                                           Case{DType::kBF16, DotOrder::kAmx, false, false, true},
+                                           Case{DType::kBF16, DotOrder::kVdpbf16, false, false,
+                                                true},
+                                           Case{DType::kF32, DotOrder::kAmx, false, false, true}));
+
+// Every level that this machine has gives the bits of the naive layer.
+TEST(Layer, LevelsDoNotChangeBits) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const DotOrder order : {DotOrder::kAmx, DotOrder::kVdpbf16}) {
+      const NaiveLayer layer = testing::random_gpt_oss_layer(17, dtype, order, 5, 2, 70, 33);
+      std::mt19937_64 random(7);
+      const Matrix hidden = testing::random_matrix(random, 40, 70, 1.0f, dtype == DType::kBF16);
+      const std::vector<std::byte> want = naive_bytes(layer, hidden, nullptr);
+      for (const Level level : built_levels()) {
+        if (!resolve_level(level).has_value()) continue;
+        EXPECT_EQ(run_layer(layer, hidden, nullptr, {.num_ranks = 2, .level = level}), want)
+            << name_of(level);
+      }
+    }
+  }
+}
+
+// C244: zero weights, a down bias of 1 in every expert: each counts with its expert's weight, once, so the row is 1,
+// not 2, for any number of ranks and rounds.
+TEST(Layer, TheDownBiasIsWeightedOncePerExpert) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    NaiveLayer layer = testing::random_gpt_oss_layer(3, dtype, DotOrder::kVdpbf16, 4, 2, 1, 3);
+    layer.gate = {4, 1, {0.0f, 0.0f, 0.0f, 0.0f}};
+    // Softmax over the two chosen: 0.7 and 0.3.
+    layer.gate_bias = {0.0f, std::log(7.0f / 3.0f), -9.0f, -9.0f};
+    if (dtype == DType::kBF16)
+      layer.gate_bias[1] = BFloat16::from_float(layer.gate_bias[1]).to_float();
+    for (NaiveExpert& expert : layer.experts) {
+      for (Matrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
+        std::fill(matrix->values.begin(), matrix->values.end(), 0.0f);
+      }
+      expert.down_bias = {1.0f};
+    }
+    const Matrix hidden{2, 1, {1.0f, -3.0f}};
+    for (const int ranks : {1, 2, 3}) {
+      for (const int64_t budget_rows : {1, 100}) {
+        const std::vector<std::byte> bytes =
+            run_layer(layer, hidden, nullptr, {.num_ranks = ranks, .budget_rows = budget_rows});
+        EXPECT_EQ(bytes, naive_bytes(layer, hidden, nullptr));
+        for (int64_t token = 0; token < 2; ++token) {
+          float value = 0;
+          if (dtype == DType::kF32) {
+            std::memcpy(&value, bytes.data() + token * 4, 4);
+          } else {
+            BFloat16 narrow;
+            std::memcpy(&narrow, bytes.data() + token * 2, 2);
+            value = narrow.to_float();
+          }
+          EXPECT_NEAR(value, 1.0f, dtype == DType::kF32 ? 1e-6f : 1e-2f) << ranks;
+        }
+      }
+    }
+  }
+}
 
 // C002: masked rows hold NaN, are never read, and change nothing of the others.
 TEST(Layer, MaskedRowsAreNeverRead) {

@@ -374,7 +374,9 @@ INSTANTIATE_TEST_SUITE_P(
     Families, ReferenceCaptureTest,
     ::testing::Values(Captured{"deepseek_v3_tiny", 1}, Captured{"deepseek_v3_tiny", 2},
                       Captured{"deepseek_v2_tiny", 1}, Captured{"mixtral_tiny", 0},
-                      Captured{"olmoe_tiny", 1}, Captured{"qwen3_moe_tiny", 1}),
+                      Captured{"olmoe_tiny", 1}, Captured{"qwen3_moe_tiny", 1},
+                      Captured{"qwen2_moe_tiny", 0}, Captured{"qwen2_moe_tiny", 1},
+                      Captured{"gpt_oss_tiny", 0}, Captured{"gpt_oss_tiny", 1}),
     [](const auto& param_info) {
       return fmt::format("{}_{}", param_info.param.model, param_info.param.layer);
     });

@@ -23,6 +23,7 @@ struct Matrix {
 
 struct NaiveExpert {
   Matrix gate, up, down;
+  std::vector<float> gate_bias = {}, up_bias = {}, down_bias = {};  // all or none
 };
 
 struct NaiveLayer {
@@ -31,7 +32,9 @@ struct NaiveLayer {
   DotOrder order = DotOrder::kVdpbf16;
   int64_t hidden = 0;
   int64_t intermediate = 0;
+  Activation activation;
   Matrix gate;
+  std::vector<float> gate_bias;  // [E] or empty
   std::vector<float> selection_bias;
   std::vector<NaiveExpert> experts;
   std::vector<NaiveExpert> shared;  // none or one
@@ -69,6 +72,22 @@ inline Tensor to_tensor(const Matrix& matrix, DType dtype) {
   return tensor;
 }
 
+// fp32, or bf16 when the values are.
+inline Tensor to_vector(const std::vector<float>& values, DType dtype) {
+  Matrix row{1, static_cast<int64_t>(values.size()), values};
+  const Tensor matrix = to_tensor(row, dtype);
+  Tensor vector = std::move(Tensor::zeros(dtype, {row.columns})).value();
+  std::memcpy(vector.view().data, matrix.view().data, static_cast<size_t>(matrix.num_bytes()));
+  return vector;
+}
+
+inline Status pack_biases(const NaiveExpert& expert, int64_t group, DType dtype,
+                          PackedWeights* gate_up, PackedWeights* down) {
+  ARGOSY_RETURN_IF_ERROR(gate_up->set_bias(group, to_vector(expert.gate_bias, dtype).view(),
+                                           to_vector(expert.up_bias, dtype).view()));
+  return down->set_bias(group, to_vector(expert.down_bias, dtype).view());
+}
+
 inline Status pack_experts(const std::vector<NaiveExpert>& experts, int64_t first, int64_t count,
                            DType dtype, int64_t width, int64_t hidden, PackedWeights* gate_up,
                            PackedWeights* down) {
@@ -76,11 +95,19 @@ inline Status pack_experts(const std::vector<NaiveExpert>& experts, int64_t firs
       *gate_up, PackedWeights::create(PackedWeights::Kind::kGateUp, dtype, count, width, hidden));
   ARGOSY_ASSIGN_OR_RETURN(
       *down, PackedWeights::create(PackedWeights::Kind::kPlain, dtype, count, hidden, width));
+  const bool has_bias = !experts[0].down_bias.empty();
+  if (has_bias) {
+    ARGOSY_RETURN_IF_ERROR(gate_up->add_bias());
+    ARGOSY_RETURN_IF_ERROR(down->add_bias());
+  }
   for (int64_t i = 0; i < count; ++i) {
     const NaiveExpert& expert = experts[static_cast<size_t>(first + i)];
     ARGOSY_RETURN_IF_ERROR(gate_up->set_group(i, to_tensor(expert.gate, dtype).view(),
                                               to_tensor(expert.up, dtype).view()));
     ARGOSY_RETURN_IF_ERROR(down->set_group(i, to_tensor(expert.down, dtype).view()));
+    if (has_bias) {
+      ARGOSY_RETURN_IF_ERROR(pack_biases(expert, i, dtype, gate_up, down));
+    }
   }
   return {};
 }
@@ -88,6 +115,8 @@ inline Status pack_experts(const std::vector<NaiveExpert>& experts, int64_t firs
 inline Result<MoeWeights> weights_for_rank(const NaiveLayer& layer, int rank, int num_ranks) {
   MoeWeights weights;
   weights.gate = to_tensor(layer.gate, layer.dtype);
+  weights.activation = layer.activation;
+  if (!layer.gate_bias.empty()) weights.gate_bias = to_vector(layer.gate_bias, layer.dtype);
   if (!layer.selection_bias.empty()) {
     const auto experts = static_cast<int64_t>(layer.selection_bias.size());
     ARGOSY_ASSIGN_OR_RETURN(weights.selection_bias, Tensor::zeros(DType::kF32, {experts}));
@@ -130,6 +159,26 @@ inline NaiveLayer random_layer(uint64_t seed, DType dtype, DotOrder order, int64
   return layer;
 }
 
+// As gpt-oss: softmax over the chosen, biases everywhere, a clamped activation whose limit random values pass.
+inline NaiveLayer random_gpt_oss_layer(uint64_t seed, DType dtype, DotOrder order,
+                                       int64_t num_experts, int64_t top_k, int64_t hidden,
+                                       int64_t intermediate) {
+  NaiveLayer layer = random_layer(seed, dtype, order, num_experts, top_k, hidden, intermediate,
+                                  /*with_shared=*/false, /*with_shared_gate=*/false);
+  std::mt19937_64 random(seed + 1);
+  const bool bf16 = dtype == DType::kBF16;
+  layer.router = std::move(router_preset("gpt_oss", num_experts, top_k)).value();
+  layer.selection_bias.clear();
+  layer.gate_bias = random_matrix(random, 1, num_experts, 0.5f, bf16).values;
+  layer.activation = {ActivationKind::kClampedSwiGlu, 1.5f, 1.702f};
+  for (NaiveExpert& expert : layer.experts) {
+    expert.gate_bias = random_matrix(random, 1, intermediate, 0.5f, bf16).values;
+    expert.up_bias = random_matrix(random, 1, intermediate, 0.5f, bf16).values;
+    expert.down_bias = random_matrix(random, 1, hidden, 0.5f, bf16).values;
+  }
+  return layer;
+}
+
 // x . row, by the layer's dtype and order.
 inline float naive_dot(const NaiveLayer& layer, const float* x, const float* w, int64_t k) {
   const auto size = static_cast<size_t>(k);
@@ -148,19 +197,29 @@ inline float naive_round(const NaiveLayer& layer, float value) {
   return layer.dtype == DType::kBF16 ? BFloat16::from_float(value).to_float() : value;
 }
 
+inline float naive_activation(const Activation& activation, float gate, float up) {
+  if (activation.kind == ActivationKind::kSwiGlu) return numeric::silu_f32(gate) * up;
+  return numeric::clamped_swiglu_f32(gate, up, activation.limit, activation.alpha);
+}
+
 inline std::vector<float> naive_expert(const NaiveLayer& layer, const NaiveExpert& expert,
                                        const float* x) {
   const int64_t width = expert.gate.rows;
   std::vector<float> inner(static_cast<size_t>(width));
+  const auto add = [](float product, const std::vector<float>& bias, int64_t i) {
+    return bias.empty() ? product : product + bias[static_cast<size_t>(i)];
+  };
   for (int64_t i = 0; i < width; ++i) {
-    const float gate = naive_dot(layer, x, expert.gate.row(i), layer.hidden);
-    const float up = naive_dot(layer, x, expert.up.row(i), layer.hidden);
-    inner[static_cast<size_t>(i)] = naive_round(layer, numeric::silu_f32(gate) * up);
+    const float gate =
+        add(naive_dot(layer, x, expert.gate.row(i), layer.hidden), expert.gate_bias, i);
+    const float up = add(naive_dot(layer, x, expert.up.row(i), layer.hidden), expert.up_bias, i);
+    inner[static_cast<size_t>(i)] =
+        naive_round(layer, naive_activation(layer.activation, gate, up));
   }
   std::vector<float> row(static_cast<size_t>(layer.hidden));
   for (int64_t i = 0; i < layer.hidden; ++i) {
-    row[static_cast<size_t>(i)] =
-        naive_round(layer, naive_dot(layer, inner.data(), expert.down.row(i), width));
+    row[static_cast<size_t>(i)] = naive_round(
+        layer, add(naive_dot(layer, inner.data(), expert.down.row(i), width), expert.down_bias, i));
   }
   return row;
 }
@@ -199,6 +258,10 @@ inline Matrix naive_forward(const NaiveLayer& layer, const Matrix& hidden, const
     for (int64_t expert = 0; expert < num_experts; ++expert) {
       logits.values[static_cast<size_t>(token * num_experts + expert)] = numeric::dot_f32(
           std::span(hidden.row(token), width), std::span(layer.gate.row(expert), width));
+      if (!layer.gate_bias.empty()) {
+        logits.values[static_cast<size_t>(token * num_experts + expert)] +=
+            layer.gate_bias[static_cast<size_t>(expert)];
+      }
     }
   }
   RouterInput input;
