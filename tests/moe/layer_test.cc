@@ -194,10 +194,7 @@ TEST(Layer, TheDownBiasIsWeightedOncePerExpert) {
   }
 }
 
-// C002: masked rows hold NaN, are never read, and change nothing of the others.
-TEST(Layer, MaskedRowsAreNeverRead) {
-  const NaiveLayer layer =
-      testing::random_layer(3, DType::kBF16, DotOrder::kAmx, 6, 2, 16, 8, true, true);
+void expect_masked_rows_unread(const NaiveLayer& layer) {
   std::mt19937_64 random(6);
   Matrix hidden = testing::random_matrix(random, 23, 16, 1.0f, true);
   std::vector<uint8_t> mask(23, 1);
@@ -212,6 +209,14 @@ TEST(Layer, MaskedRowsAreNeverRead) {
   for (const int ranks : {1, 2, 5}) {
     EXPECT_EQ(run_layer(layer, hidden, mask.data(), {.num_ranks = ranks}), want) << ranks;
   }
+}
+
+// C002: masked rows hold NaN, are never read, and change nothing of the others.
+TEST(Layer, MaskedRowsAreNeverRead) {
+  expect_masked_rows_unread(
+      testing::random_layer(3, DType::kBF16, DotOrder::kAmx, 6, 2, 16, 8, true, true));
+  expect_masked_rows_unread(
+      testing::random_gpt_oss_layer(3, DType::kBF16, DotOrder::kAmx, 6, 2, 16, 8));
 }
 
 // C081, C083, C198: no tokens at all; fewer tokens than ranks; fewer experts than ranks.

@@ -210,18 +210,22 @@ TEST(ReferenceRoute, AgreesWithTextbookFormulas) {
   }
 }
 
-// A mixtral checkpoint of one layer with fp32 tensors, written to a folder of its own.
+// A checkpoint of one layer with fp32 tensors, hidden 2, width 1, written to a folder of its own.
 class SmallCheckpoint {
  public:
-  SmallCheckpoint(const std::string& name, int64_t num_experts, int64_t top_k)
+  SmallCheckpoint(const std::string& name, int64_t num_experts, int64_t top_k,
+                  const std::string& model = "mixtral_tiny")
       : dir_(fmt::format("{}/argosy_reference_{}_{}", ::testing::TempDir(), name, getpid())) {
     std::filesystem::create_directories(dir_);
-    std::ifstream file(std::string(ARGOSY_TESTDATA) + "/models/mixtral_tiny/config.json");
+    std::ifstream file(std::string(ARGOSY_TESTDATA) + "/models/" + model + "/config.json");
     nlohmann::json config = nlohmann::json::parse(file, nullptr, false);
+    block_ = model == "mixtral_tiny" ? "block_sparse_moe." : "mlp.";
     config["num_hidden_layers"] = 1;
     config["hidden_size"] = 2;
-    config["intermediate_size"] = 1;
-    config["num_local_experts"] = num_experts;
+    const bool is_qwen = model == "qwen2_moe_tiny";
+    config[is_qwen ? "moe_intermediate_size" : "intermediate_size"] = 1;
+    if (is_qwen) config["shared_expert_intermediate_size"] = 1;
+    config[is_qwen ? "num_experts" : "num_local_experts"] = num_experts;
     config["num_experts_per_tok"] = top_k;
     std::ofstream(dir_ + "/config.json") << config;
   }
@@ -233,7 +237,7 @@ class SmallCheckpoint {
            const std::vector<float>& values) {
     Tensor tensor = std::move(Tensor::zeros(DType::kF32, shape)).value();
     std::copy(values.begin(), values.end(), tensor.view().as<float>());
-    tensors_["model.layers.0.block_sparse_moe." + name] = std::move(tensor);
+    tensors_["model.layers.0." + block_ + name] = std::move(tensor);
   }
   void add_expert(int expert, const std::vector<float>& gate, const std::vector<float>& up,
                   const std::vector<float>& down) {
@@ -251,6 +255,7 @@ class SmallCheckpoint {
 
  private:
   std::string dir_;
+  std::string block_;
   std::map<std::string, Tensor> tensors_;
 };
 
@@ -270,6 +275,50 @@ TEST(ReferenceLayer, GivesTheHandComputedToken) {
   EXPECT_NEAR(token.weights[0], kSilu1, 1e-15);  // sigmoid(1)
   EXPECT_NEAR(token.output[0], kSilu1 * kSilu1 * 2, 1e-14);
   EXPECT_NEAR(token.output[1], -kSilu1 * kSilu1 * 2 + (1 - kSilu1) * kSilu2 * 6, 1e-14);
+}
+
+// qwen2_moe: sigmoid of the shared expert's gate scales its row; weights are not normalised.
+TEST(ReferenceLayer, GivesTheHandComputedTokenOfAGatedSharedExpert) {
+  SmallCheckpoint checkpoint("shared", 2, 1, "qwen2_moe_tiny");
+  checkpoint.add("gate.weight", {2, 2}, {1, 0, 0, 0});
+  for (const std::string expert : {"experts.0.", "experts.1.", "shared_expert."}) {
+    const bool is_shared = expert == "shared_expert.";
+    checkpoint.add(expert + "gate_proj.weight", {1, 2}, {1, 0});
+    checkpoint.add(expert + "up_proj.weight", {1, 2}, {0, 1});
+    checkpoint.add(expert + "down_proj.weight", {2, 1}, {is_shared ? 0.0f : 1.0f, 1});
+  }
+  checkpoint.add("shared_expert_gate.weight", {1, 2}, {-1, 1});  // logit 1 of (1, 2)
+  const Result<ReferenceLayer> layer = checkpoint.open();
+  ASSERT_TRUE(layer.has_value()) << layer.error().message();
+  const double hidden[] = {1, 2};
+  const ReferenceToken token = layer->run(hidden);
+  EXPECT_EQ(token.experts, (std::vector<int32_t>{0}));
+  EXPECT_NEAR(token.weights[0], kSilu1, 1e-15);  // softmax over both: sigmoid(1)
+  EXPECT_NEAR(token.output[0], kSilu1 * kSilu1 * 2, 1e-14);
+  EXPECT_NEAR(token.output[1], kSilu1 * kSilu1 * 2 + kSilu1 * kSilu1 * 2, 1e-14);
+}
+
+// gpt_oss: the router's bias decides, columns are by turns gate and up, both are clamped at 2, down has a bias.
+TEST(ReferenceLayer, GivesTheHandComputedTokenOfGptOss) {
+  SmallCheckpoint checkpoint("gpt_oss", 3, 2, "gpt_oss_tiny");
+  checkpoint.add("router.weight", {3, 2}, {1, 0, 1, 0, 1, 0});
+  checkpoint.add("router.bias", {3}, {0, 1, 2});
+  // [E, H, 2]: expert 2 has gate = x0 + 4 = 5 -> 2 and up = x1 - 5 = -3 -> -2; expert 1 gate 1, up 2.
+  checkpoint.add("experts.gate_up_proj", {3, 2, 2}, {9, 9, 9, 9, 1, 0, 0, 1, 1, 0, 0, 1});
+  checkpoint.add("experts.gate_up_proj_bias", {3, 2}, {9, 9, 0, 0, 4, -5});
+  checkpoint.add("experts.down_proj", {3, 1, 2}, {9, 9, 1, 0, 1, 2});
+  checkpoint.add("experts.down_proj_bias", {3, 2}, {9, 9, 0, 10, 20, 0});
+  const Result<ReferenceLayer> layer = checkpoint.open();
+  ASSERT_TRUE(layer.has_value()) << layer.error().message();
+  const double hidden[] = {1, 2};
+  const ReferenceToken token = layer->run(hidden);
+  EXPECT_EQ(token.experts, (std::vector<int32_t>{2, 1}));
+  EXPECT_NEAR(token.weights[0], kSilu1, 1e-15);  // softmax of 2 and 1
+  constexpr double kAlpha = 1.702f;
+  const double two = (-2.0 + 1) * 2 / (1 + std::exp(-2 * kAlpha));
+  const double one = (2.0 + 1) * 1 / (1 + std::exp(-kAlpha));
+  EXPECT_NEAR(token.output[0], kSilu1 * (two + 20) + (1 - kSilu1) * one, 1e-13);
+  EXPECT_NEAR(token.output[1], kSilu1 * 2 * two + (1 - kSilu1) * 10, 1e-13);
 }
 
 TEST(ReferenceLayer, GivenExpertsReplaceTheChoiceButNotTheGate) {
