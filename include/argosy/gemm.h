@@ -107,8 +107,9 @@ struct RaggedRows {
 // out  out   [S, w.n()] of the rows' dtype, unit stride in n, rows that do not overlap. Its bytes, from the
 //            first row to the last, must not overlap those of x (refused)
 // Errors: kInvalidArgument names shapes, dtypes, the group whose range leaves [0, S], overlapping groups, an
-// activation that validate() refuses;
-// kUnsupported for a level this build or CPU lacks. Blocks: no. Allocates: never (but for messages).
+// activation that validate() refuses; kUnsupported for a level this build or CPU lacks; kOutOfMemory.
+// Blocks: no. Allocates: for messages, and the calling thread keeps staged rows of at most `tile_bytes`
+// (or one row block) for each thread of the pool, grown and never shrunk.
 Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
                     const TensorView& out);
 

@@ -172,7 +172,6 @@ RowBlock row_block_of(const DotArgs& args, int64_t at) {
 }
 
 ARGOSY_KERNEL_TARGET void dot_tiles(const DotArgs& args) {
-  if (args.num_rows <= kFmaRows) return avx512_kernels().bf16_amx.run(args);
   const int64_t k_blocks = (args.k + kBlockK - 1) / kBlockK;
   const int64_t full_blocks = args.num_rows / kPairRows;
   if (full_blocks > 0) {
@@ -207,7 +206,10 @@ ARGOSY_KERNEL_TARGET void dot_tiles(const DotArgs& args) {
 const KernelTable& amx_kernels() {
   static const KernelTable table = [] {
     KernelTable with_tiles = avx512_kernels();
-    with_tiles.bf16_amx = {dot_tiles, kMaxRowBlock};
+    with_tiles.bf16_amx = {.run = dot_tiles,
+                           .row_block = kMaxRowBlock,
+                           .few_rows = kFmaRows,
+                           .few = &avx512_kernels().bf16_amx};
     return with_tiles;
   }();
   return table;

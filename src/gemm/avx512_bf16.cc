@@ -41,6 +41,7 @@ struct NativeStep {
   // Measured on Zen 4: all 16 for 6 to 11 rows 198..211 -> 222..228 GF/s from cache; 2 from memory for
   // 5 to 12 rows 22 -> 27 GB/s at 6 rows, but 4 for 8 (23.5 -> 25).
   static constexpr int kUnroll = 16, kStreamUnroll = kRows == 8 ? 4 : 2;
+  static constexpr bool kKeepsOrder = kRows <= 2;
   const BlockArgs& at;
   Vec::F (&acc)[kRows][kVectors];
 

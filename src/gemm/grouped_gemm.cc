@@ -163,7 +163,26 @@ struct Work {
   StoreKernel store = nullptr;
   Activation activation;
   GemmHeuristics heuristics;
+  std::byte* staging = nullptr;  // [workers][staging_bytes]
+  int64_t staging_bytes = 0;     // what the largest tile takes
 };
+
+// What a worker has for itself.
+struct Scratch {
+  float* products = nullptr;    // [kMaxRowBlock][32]
+  std::byte* staged = nullptr;  // [staging_bytes]
+};
+
+// Bytes that a row takes when it is staged.
+int64_t staged_row_bytes(const Dot& dot, int64_t padded_k) {
+  return dot.stage == nullptr ? 0 : padded_k / kBlockK * dot.staged_bytes;
+}
+
+// Of a tile, whichever kernel takes it.
+int64_t staging_bytes_for(const Dot& dot, int64_t padded_k, int64_t tile_rows) {
+  const int64_t few = dot.few == nullptr ? 0 : dot.few_rows * staged_row_bytes(*dot.few, padded_k);
+  return std::max(few, tile_rows * staged_row_bytes(dot, padded_k));
+}
 
 // What a block of rows fetches ahead while it goes over a panel.
 struct Prefetch {
@@ -204,29 +223,64 @@ Output output_of(const Work& work, const Tile& tile, int64_t panel) {
           work.out.stride(0) * element, std::min(panel_width, work.w->n() - first_column)};
 }
 
-// All rows of the tile by one panel: the products, to scratch[row of the tile][0..31].
-void multiply_panel(const Work& work, const Tile& tile, int64_t panel, float* scratch) {
-  const ConstTensorView& rows = work.x->rows;
-  const int64_t element = size_of(rows.dtype);
-  const int64_t group_row = work.x->offsets[static_cast<size_t>(tile.group)] + tile.rows.first;
-  const int64_t blocks = ceil_div(tile.rows.count, work.dot.row_block);
+// The rows of a tile as its kernel takes them, in blocks.
+struct TileRows {
+  const Dot* dot = nullptr;
+  const std::byte* first = nullptr;
+  int64_t row_bytes = 0;  // from one row of `first` to the next; staged, on average
+  int64_t count = 0;
+  int64_t num_blocks = 0;
+
+  Part block(int64_t at) const { return part_of(count, num_blocks, at); }
+};
+
+TileRows rows_of(const Work& work, const Tile& tile, std::byte* staged) {
+  const ConstTensorView& x = work.x->rows;
+  const int64_t element = size_of(x.dtype);
+  const int64_t first_row = work.x->offsets[static_cast<size_t>(tile.group)] + tile.rows.first;
+  TileRows rows;
+  rows.dot = &work.dot.for_rows(tile.rows.count);
+  rows.first = x.data + row_offset(first_row, x.stride(0)) * element;
+  rows.row_bytes = x.stride(0) * element;
+  rows.count = tile.rows.count;
+  rows.num_blocks = ceil_div(rows.count, rows.dot->row_block);
+  if (rows.dot->stage == nullptr) return rows;
+  const int64_t staged_bytes = staged_row_bytes(*rows.dot, work.w->padded_k());
+  for (int64_t at = 0; at < rows.num_blocks; ++at) {
+    const Part block = rows.block(at);
+    rows.dot->stage({
+        .rows = rows.first + block.first * rows.row_bytes,
+        .row_stride_bytes = rows.row_bytes,
+        .num_rows = block.count,
+        .k = work.w->k(),
+        .staged = staged + block.first * staged_bytes,
+    });
+  }
+  rows.first = staged;
+  rows.row_bytes = staged_bytes;
+  return rows;
+}
+
+// All rows of the tile by one panel: the products, to products[row of the tile][0..31].
+void multiply_panel(const Work& work, const Tile& tile, const TileRows& rows, int64_t panel,
+                    float* products) {
   const Output output = output_of(work, tile, panel);
-  for (int64_t block = 0; block < blocks; ++block) {
-    const Part part = part_of(tile.rows.count, blocks, block);
-    const Prefetch prefetch = prefetch_of(work, tile, panel, blocks, block);
+  for (int64_t at = 0; at < rows.num_blocks; ++at) {
+    const Part block = rows.block(at);
+    const Prefetch prefetch = prefetch_of(work, tile, panel, rows.num_blocks, at);
     // Lines that the stores would find missing: fetched while the products are computed. Not by few rows: their
     // weights need the miss buffers.
-    const bool is_few = tile.rows.count <= work.heuristics.few_rows;
-    for (int64_t r = part.first; !is_few && r < part.first + part.count; ++r) {
+    const bool is_few = rows.count <= work.heuristics.few_rows;
+    for (int64_t r = block.first; !is_few && r < block.first + block.count; ++r) {
       __builtin_prefetch(output.first + r * output.row_stride_bytes, 1, 3);
     }
-    work.dot.run({
-        .rows = rows.data + row_offset(group_row + part.first, rows.stride(0)) * element,
-        .row_stride_bytes = rows.stride(0) * element,
-        .num_rows = part.count,
+    rows.dot->run({
+        .rows = rows.first + block.first * rows.row_bytes,
+        .row_stride_bytes = rows.row_bytes,
+        .num_rows = block.count,
         .k = work.w->k(),
         .panel = work.w->panel(tile.group, panel),
-        .scratch = scratch + part.first * kPanelColumns,
+        .scratch = products + block.first * kPanelColumns,
         .prefetch = prefetch.from,
         .prefetch_lines = prefetch.lines_per_block,
     });
@@ -234,10 +288,10 @@ void multiply_panel(const Work& work, const Tile& tile, int64_t panel, float* sc
 }
 
 // The products of one panel, plus bias, through the activation, to the output.
-void store_panel(const Work& work, const Tile& tile, int64_t panel, const float* scratch) {
+void store_panel(const Work& work, const Tile& tile, int64_t panel, const float* products) {
   const Output output = output_of(work, tile, panel);
   work.store({
-      .scratch = scratch,
+      .scratch = products,
       .bias = work.w->bias_of_panel(tile.group, panel),
       .limit = work.activation.limit,
       .alpha = work.activation.alpha,
@@ -250,7 +304,8 @@ void store_panel(const Work& work, const Tile& tile, int64_t panel, const float*
 
 // As many panels at a time as the scratch holds: few rows would else change the floating-point environment,
 // and drain the core, at every panel.
-void run_tile(const Work& work, const Tile& tile, float* scratch) {
+void run_tile(const Work& work, const Tile& tile, const Scratch& scratch) {
+  const TileRows rows = rows_of(work, tile, scratch.staged);
   const int64_t at_once = std::max<int64_t>(1, kMaxRowBlock / tile.rows.count);
   const int64_t panel_floats = tile.rows.count * kPanelColumns;
   for (int64_t done = 0; done < tile.panels.count; done += at_once) {
@@ -259,18 +314,21 @@ void run_tile(const Work& work, const Tile& tile, float* scratch) {
     {
       const platform::ScopedFloatEnv env(platform::Denormals::kFlush);
       for (int64_t i = 0; i < count; ++i) {
-        multiply_panel(work, tile, first + i, scratch + i * panel_floats);
+        multiply_panel(work, tile, rows, first + i, scratch.products + i * panel_floats);
       }
     }
     const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
-    for (int64_t i = 0; i < count; ++i)
-      store_panel(work, tile, first + i, scratch + i * panel_floats);
+    for (int64_t i = 0; i < count; ++i) {
+      store_panel(work, tile, first + i, scratch.products + i * panel_floats);
+    }
   }
 }
 
 // Takes tasks until there are none left.
-void run_tasks(const Work& work, const Tiles& tiles, std::atomic<int64_t>* next_task) {
-  alignas(64) float scratch[kMaxRowBlock * kPanelColumns];
+void run_tasks(const Work& work, const Tiles& tiles, int64_t worker,
+               std::atomic<int64_t>* next_task) {
+  alignas(64) float products[kMaxRowBlock * kPanelColumns];
+  const Scratch scratch{products, work.staging + worker * work.staging_bytes};
   Tiles::Cursor cursor;
   // Relaxed: the counter only hands out numbers; parallel_for publishes the rest.
   for (int64_t task = next_task->fetch_add(1, std::memory_order_relaxed); task < tiles.num_tasks();
@@ -304,19 +362,24 @@ Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const Packe
   work.heuristics = gemm::heuristics_for(options.level);
 
   const int64_t threads = options.pool == nullptr ? 1 : options.pool->num_threads();
-  const gemm::Tiles tiles(
-      x.sizes, {.tile_rows = gemm::tile_rows_for(work.heuristics, w.k() * size_of(x.rows.dtype),
-                                                 work.dot.row_block),
-                .num_panels = w.num_panels(),
-                .num_threads = threads,
-                .tasks_per_thread = work.heuristics.tasks_per_thread});
-  std::atomic<int64_t> next_task{0};
+  const int64_t staged_bytes = gemm::staged_row_bytes(work.dot, w.padded_k());
+  const int64_t row_bytes = std::max(w.k() * size_of(x.rows.dtype), staged_bytes);
+  const int64_t tile_rows = gemm::tile_rows_for(work.heuristics, row_bytes, work.dot.row_block);
+  const gemm::Tiles tiles(x.sizes, {.tile_rows = tile_rows,
+                                    .num_panels = w.num_panels(),
+                                    .num_threads = threads,
+                                    .tasks_per_thread = work.heuristics.tasks_per_thread});
   const int64_t workers = std::min(threads, tiles.num_tasks());
+  thread_local AlignedBuffer staging;  // kept, so that a steady state does not allocate
+  work.staging_bytes = gemm::staging_bytes_for(work.dot, w.padded_k(), tile_rows);
+  ARGOSY_RETURN_IF_ERROR(staging.reserve(workers * work.staging_bytes));
+  work.staging = staging.data();
+  std::atomic<int64_t> next_task{0};
   if (workers <= 1) {
-    gemm::run_tasks(work, tiles, &next_task);
+    gemm::run_tasks(work, tiles, 0, &next_task);
   } else {
-    options.pool->parallel_for(workers,
-                               [&](int64_t, int) { gemm::run_tasks(work, tiles, &next_task); });
+    options.pool->parallel_for(
+        workers, [&](int64_t worker, int) { gemm::run_tasks(work, tiles, worker, &next_task); });
   }
   return {};
 }

@@ -18,11 +18,23 @@ namespace argosy::gemm {
 // Largest Dot::row_block; the driver's scratch on the stack is this many rows of 32 fp32.
 inline constexpr int64_t kMaxRowBlock = 256;
 
-// scratch[r][0..31] = row r . the 32 columns of `panel`, finished by + 0.
-struct DotArgs {
+// Rows as a kernel reads them, written once for all panels: [block of 32 k][row], each `staged_bytes` of the
+// kernel's Dot, zero past k.
+struct StageArgs {
   const std::byte* rows = nullptr;  // row 0; nothing past element k of a row may be read
   int64_t row_stride_bytes = 0;
   int64_t num_rows = 0;  // in [1, row_block]
+  int64_t k = 0;
+  std::byte* staged = nullptr;  // 64-byte aligned
+};
+using StageKernel = void (*)(const StageArgs& args);
+
+// scratch[r][0..31] = row r . the 32 columns of `panel`, finished by + 0.
+struct DotArgs {
+  const std::byte* rows =
+      nullptr;  // staged, or row 0: then nothing past element k of a row may be read
+  int64_t row_stride_bytes = 0;  // of rows that are not staged
+  int64_t num_rows = 0;          // in [1, row_block]; as many as were staged
   int64_t k = 0;
   const std::byte* panel = nullptr;
   float* scratch = nullptr;  // 64-byte aligned, [num_rows][32]
@@ -35,7 +47,14 @@ using DotKernel = void (*)(const DotArgs& args);
 
 struct Dot {
   DotKernel run = nullptr;
-  int64_t row_block = 0;  // rows a call takes at most
+  int64_t row_block = 0;        // rows a call takes at most
+  StageKernel stage = nullptr;  // null: `run` reads the rows where they are
+  int64_t staged_bytes = 0;     // of 32 k of a row
+  // Tiles of at most so many rows are for `few`.
+  int64_t few_rows = 0;
+  const Dot* few = nullptr;
+
+  const Dot& for_rows(int64_t num_rows) const { return num_rows <= few_rows ? *few : *this; }
 };
 
 // Columns [0, num_columns) of the finished products, plus bias, through the activation, to the output rows.

@@ -43,20 +43,27 @@ struct Fetch {
   uintptr_t from = 0;
   int64_t lines = 0;
 };
-std::vector<float> run_dot(const Dot& dot, const void* rows, int64_t row_bytes, int64_t num_rows,
+std::vector<float> run_dot(const Dot& whole, const void* rows, int64_t row_bytes, int64_t num_rows,
                            const PackedWeights& w, const Fetch& fetch = {}) {
   const auto values = static_cast<size_t>(num_rows * kPanelColumns);
   const auto bytes = static_cast<int64_t>(values * sizeof(float));
   Result<AlignedBuffer> scratch = AlignedBuffer::allocate(bytes);
   DotArgs args;
-  args.row_stride_bytes = row_bytes;
   args.k = w.k();
   args.panel = w.panel(0, 0);
   args.prefetch = fetch.from;
   args.prefetch_lines = fetch.lines;
-  for (int64_t first = 0; first < num_rows; first += dot.row_block) {
+  for (int64_t first = 0; first < num_rows; first += args.num_rows) {
+    args.num_rows = std::min(whole.row_block, num_rows - first);
+    const Dot& dot = whole.for_rows(args.num_rows);
     args.rows = static_cast<const std::byte*>(rows) + first * row_bytes;
-    args.num_rows = std::min(dot.row_block, num_rows - first);
+    args.row_stride_bytes = row_bytes;
+    Result<AlignedBuffer> staged =
+        AlignedBuffer::allocate(args.num_rows * (w.padded_k() / kBlockK) * dot.staged_bytes);
+    if (dot.stage != nullptr) {
+      dot.stage({args.rows, row_bytes, args.num_rows, args.k, staged->data()});
+      args.rows = staged->data();
+    }
     args.scratch = reinterpret_cast<float*>(scratch->data()) + first * kPanelColumns;
     const platform::ScopedFloatEnv flush(platform::Denormals::kFlush);
     dot.run(args);
