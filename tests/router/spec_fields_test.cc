@@ -37,7 +37,9 @@ TEST(RouterFields, ThePrintedFormIsReadBack) {
 TEST(RouterFields, OtherTextIsNamedAndChangesNothing) {
   for (const std::string& field : router_field_names()) {
     for (const char* const value :
-         {"", "unset", "4x", " 4", "nan", "1e99", "99999999999999999999"}) {
+         {"", "unset", "4x", " 4", "nan", "1e99", "9223372036854775808"}) {
+      // Fits fp32.
+      if (field == "routed_scaling_factor" && value[0] == '9') continue;
       RouterSpec spec = *router_preset("deepseek_v3", 16, 4);
       const std::string before = to_string(spec);
       const Status status = set_router_field(field, value, &spec);
