@@ -1,6 +1,6 @@
 # What `cmake --install` lays down, and how find_package(argosy) finds it. Test: tests/package/.
 #
-# Public headers, the static library, the tool, the licence and the documents. Consumers need fmt and threads to
+# Public headers, the static library, the tool, the licence and the documents. Consumers need fmt, zlib and threads to
 # link; nlohmann-json, xxHash and CLI11 stay behind the library. No installed file names a folder of the build, so
 # the prefix may be moved (docs/adr/0009).
 include(GNUInstallDirs)

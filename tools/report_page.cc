@@ -12,8 +12,8 @@
 #include "argosy/plan.h"
 #include "tools/chart.h"
 #include "tools/html.h"
+#include "tools/load_page.h"
 #include "tools/load_summary.h"
-#include "tools/report_style.h"
 
 namespace argosy::tools {
 namespace {
@@ -22,45 +22,9 @@ namespace {
 constexpr MoeStage kStagesInTime[] = {MoeStage::kRoute,    MoeStage::kCounts,  MoeStage::kShared,
                                       MoeStage::kDispatch, MoeStage::kExperts, MoeStage::kCombine};
 
-std::string plural(int64_t count, std::string_view noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
-
 std::string ms(double seconds) { return fmt::format("{:.3f}", seconds * 1e3); }
 
-std::string section(std::string_view title, const std::string& text, const std::string& body) {
-  return fmt::format("<section>\n<h2>{}</h2>\n{}{}</section>\n", title,
-                     text.empty() ? "" : "<p>" + text + "</p>\n", body);
-}
-
-std::string scrolling(const std::string& body) {
-  return "<div class=\"scroll\">\n" + body + "</div>\n";
-}
-
-// Cells are HTML. The first line is the head.
-using Lines = std::vector<std::vector<std::string>>;
-
-std::string table(const Lines& lines, bool last_is_sum) {
-  std::string html = "<table>\n";
-  for (size_t i = 0; i < lines.size(); ++i) {
-    html += last_is_sum && i + 1 == lines.size() ? "<tr class=\"sum\">" : "<tr>";
-    const char* const cell = i == 0 ? "th" : "td";
-    for (const std::string& text : lines[i]) html += fmt::format("<{0}>{1}</{0}>", cell, text);
-    html += "</tr>\n";
-  }
-  return html + "</table>\n";
-}
-
 // --- head ---
-
-std::string fact(std::string_view name, const std::string& value) {
-  return fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", name, escaped(value));
-}
-
-std::string wide_fact(std::string_view name, const std::string& value) {
-  return fmt::format("<div class=\"wide\"><dt>{}</dt><dd><code>{}</code></dd></div>\n", name,
-                     escaped(value));
-}
 
 std::string verdict(const RunReport& report) {
   const std::vector<std::string> failures = failures_of(report);
@@ -98,38 +62,7 @@ std::string head(const RunReport& report) {
   return html + "</dl>\n";
 }
 
-// --- load ---
-
-std::vector<std::string> load_line(std::string name, std::span<const int64_t> loads) {
-  const LoadSummary load = summarise(loads);
-  return {std::move(name), std::to_string(load.min), fmt::format("{:.1f}", load.mean),
-          std::to_string(load.max), fmt::format("{:.3f}", load.balancedness)};
-}
-
-std::string load(const RunReport& report) {
-  BarChart experts;
-  experts.item = "expert";
-  experts.values = report.rows_per_expert;
-  experts.group = "rank";
-  for (int rank = 0; rank <= report.ranks; ++rank) {
-    experts.group_begin.push_back(owned_begin(report.experts, report.ranks, rank));
-  }
-  BarChart ranks;
-  ranks.item = "rank";
-  ranks.values = report.rows_per_rank;
-  constexpr int kRanksBesideTheTable = 12;
-  if (report.ranks <= kRanksBesideTheTable) ranks.width = 480;
-  const std::string summary = table({{"rows", "min", "mean", "max", "balancedness"},
-                                     load_line("per expert", report.rows_per_expert),
-                                     load_line("per rank", report.rows_per_rank)},
-                                    false);
-  return section("Load per expert",
-                 "Rows that each expert computes, over all ranks. The most loaded one is marked; "
-                 "balancedness is mean / max, 1 is even.",
-                 scrolling(bar_chart(experts))) +
-         section("Load per rank", "Rows that each rank computes.",
-                 "<div class=\"beside\">\n" + scrolling(bar_chart(ranks)) + summary + "</div>\n");
-}
+using Lines = HtmlLines;
 
 // --- traffic ---
 
@@ -405,15 +338,10 @@ std::string checks(const RunReport& report) {
 std::string report_page(const RunReport& report) {
   const std::string title = fmt::format("argosy: {}, layer {}, {}", escaped(report.family),
                                         report.layer, plural(report.ranks, "rank"));
-  std::string html = fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      "<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n<header>\n{}</header>\n<main>\n",
-      title, kReportStyle, head(report));
-  html += checks(report) + load(report) + traffic(report) + time_line(report) + stages(report);
-  html += floors(report) + cores(report);
-  html += "</main>\n<footer>argosy " ARGOSY_VERSION "</footer>\n</body>\n</html>\n";
-  return html;
+  return page(title, head(report),
+              checks(report) + load_sections(report.rows_per_expert, report.rows_per_rank) +
+                  traffic(report) + time_line(report) + stages(report) + floors(report) +
+                  cores(report));
 }
 
 }  // namespace argosy::tools

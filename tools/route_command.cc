@@ -1,236 +1,163 @@
-// argosy route: routing alone, with the load of every expert and rank. Test:
-// tests/cli/output_test.cc.
+// argosy route: routing alone, with the load of every expert and rank; or the load of a recorded
+// trace. Order: usage, inputs, routing, text, files. Test: tests/cli/route_test.cc.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
-#include <initializer_list>
-#include <limits>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "argosy/checkpoint.h"
 #include "argosy/plan.h"
-#include "argosy/router.h"
+#include "argosy/router_trace.h"
 #include "tools/commands.h"
 #include "tools/console.h"
-#include "tools/load_summary.h"
-#include "tools/option_checks.h"
 #include "tools/output_files.h"
-#include "tools/table.h"
-#include "tools/tensor_values.h"
+#include "tools/route_options.h"
+#include "tools/route_report.h"
+#include "tools/route_tokens.h"
 
 namespace argosy::tools {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-struct RouteOptions {
-  std::string input;
-  std::string gate;
-  std::string gate_bias;
-  std::string selection_bias;
-  std::string preset;
-  int64_t num_experts = 0;
-  int64_t top_k = 0;
-  int num_ranks = 1;
-  std::string json;
-};
-
-struct RouteResult {
-  int64_t tokens = 0;
-  std::vector<int64_t> rows_per_expert;
-  std::vector<int64_t> rows_per_rank;
-};
-
-// A tensor that must be finite, so that it is named and not the logits that it would spoil.
-Result<Tensor> read_finite(const char* option, const std::string& file_and_tensor,
-                           std::initializer_list<int64_t> shape) {
-  ARGOSY_ASSIGN_OR_RETURN(Tensor tensor, read_tensor_argument(file_and_tensor));
-  const ConstTensorView view = std::as_const(tensor).view();
-  ARGOSY_RETURN_IF_ERROR(expect_float_tensor(option, view, shape));
-  ARGOSY_RETURN_IF_ERROR(expect_finite(option, view));
-  return tensor;
+std::string json_file(const RouteOptions& options) {
+  return options.json == "-" ? "" : options.json;
 }
 
-// Empty when the preset has none.
-Result<Tensor> read_selection_bias(const RouteOptions& options, const RouterSpec& spec) {
-  const bool is_given = !options.selection_bias.empty();
-  if (is_given != (spec.selection_bias == Choice::kYes)) {
-    return Status(StatusCode::kInvalidArgument,
-                  is_given
-                      ? fmt::format("preset {} has no selection bias: leave --selection-bias out",
-                                    options.preset)
-                      : fmt::format("preset {} needs a selection bias: give --selection-bias "
-                                    "FILE:TENSOR, fp32 [{}]",
-                                    options.preset, options.num_experts));
+Status check_files(const RouteOptions& options) {
+  if (!options.record.empty()) {
+    ARGOSY_RETURN_IF_ERROR(to_bytes(RouterTrace(), options.record).error());
   }
-  if (!is_given) return Tensor();
-  ARGOSY_ASSIGN_OR_RETURN(
-      Tensor bias, read_finite("--selection-bias", options.selection_bias, {options.num_experts}));
-  if (bias.view().dtype != DType::kF32) {
-    return Status(StatusCode::kInvalidArgument, fmt::format("--selection-bias is {}, expected F32",
-                                                            describe(std::as_const(bias).view())));
-  }
-  return bias;
+  const std::array<OptionFile, 4> targets = {{{"--output", options.output},
+                                              {"--record", options.record},
+                                              {"--json", json_file(options)},
+                                              {"--report", options.report}}};
+  const std::array<OptionFile, 9> inputs = {
+      {file_of("--logits", options.logits), file_of("--input", options.input),
+       file_of("--gate", options.gate), file_of("--gate-bias", options.gate_bias),
+       file_of("--selection-bias", options.selection_bias), file_of("--mask", options.mask),
+       file_of("--compare", options.compare), OptionFile{"--router", options.router},
+       OptionFile{"--replay", options.replay}}};
+  return check_targets(targets, inputs, options.model);
 }
 
-Result<RouteResult> route_input(const RouteOptions& options) {
-  ARGOSY_ASSIGN_OR_RETURN(const RouterSpec spec,
-                          router_preset(options.preset, options.num_experts, options.top_k));
-  ARGOSY_RETURN_IF_ERROR(validate(spec));
-  ARGOSY_ASSIGN_OR_RETURN(const Tensor selection_bias, read_selection_bias(options, spec));
-  ARGOSY_ASSIGN_OR_RETURN(const Tensor hidden, read_finite("--input", options.input, {-1, -1}));
-  if (hidden.view().dim(1) == 0) {
-    return Status(StatusCode::kInvalidArgument,
-                  fmt::format("--input is {}, expected a hidden size of at least 1",
-                              describe(hidden.view())));
+// Stdout first: it cannot be taken back.
+Status write_common(const RouteOptions& options, const nlohmann::ordered_json& json,
+                    const std::string& text, const std::string& page, OutputFiles* files) {
+  ARGOSY_RETURN_IF_ERROR(write_stdout(options.json == "-" ? json_text(json) : text));
+  if (!json_file(options).empty()) {
+    ARGOSY_RETURN_IF_ERROR(files->add_text(options.json, json_text(json)));
   }
-  ARGOSY_ASSIGN_OR_RETURN(
-      const Tensor gate,
-      read_finite("--gate", options.gate, {options.num_experts, hidden.view().dim(1)}));
-  Tensor gate_bias;
-  if (!options.gate_bias.empty()) {
-    ARGOSY_ASSIGN_OR_RETURN(gate_bias,
-                            read_finite("--gate-bias", options.gate_bias, {options.num_experts}));
-  }
-  RouteResult result;
-  result.tokens = hidden.view().dim(0);
-  ARGOSY_ASSIGN_OR_RETURN(Tensor logits,
-                          Tensor::zeros(DType::kF32, {result.tokens, options.num_experts}));
-  ARGOSY_RETURN_IF_ERROR(gate_logits(hidden.view(), gate.view(), std::as_const(gate_bias).view(),
-                                     nullptr, logits.view()));
-  RouterInput input;
-  input.logits = logits.view();
-  input.selection_bias = selection_bias.view();
-  Routing routing;
-  ARGOSY_RETURN_IF_ERROR(route(spec, input, nullptr, &routing));
+  return options.report.empty() ? Status() : files->add_text(options.report, page);
+}
 
-  result.rows_per_expert = routing.counts;
-  const Placement placement{options.num_experts, options.num_ranks, 0};
+Status add_output(const RouteOptions& options, const RouteResult& result, OutputFiles* files) {
+  if (options.output.empty()) return {};
+  const Routing& kept = result.kept;
+  const std::vector<int64_t>& counts = result.routing.counts;
+  std::vector<NamedTensor> tensors = {
+      {"topk_idx", {kept.topk_idx.data(), DType::kI32, {kept.num_tokens, kept.top_k}}},
+      {"topk_weights",
+       {kept.topk_weights.values.data(), DType::kF32, {kept.num_tokens, kept.top_k}}},
+      {"counts", {counts.data(), DType::kI64, {kept.num_experts}}}};
+  if (result.selection_bias_next.has_value()) {
+    tensors.push_back({"selection_bias_next",
+                       {result.selection_bias_next->data(), DType::kF32, {kept.num_experts}}});
+  }
+  return files->add_safetensors(options.output, tensors);
+}
+
+// One record a rank, of the tokens that it owns; before any drop, as counts are.
+Status add_record(const RouteOptions& options, const RouteResult& result, OutputFiles* files) {
+  if (options.record.empty()) return {};
+  const int64_t num_tokens = result.routing.num_tokens;
+  RouterTrace trace;
   for (int rank = 0; rank < options.num_ranks; ++rank) {
-    int64_t rows = 0;
-    for (int64_t e = placement.begin(rank); e < placement.begin(rank + 1); ++e) {
-      rows += routing.counts[static_cast<size_t>(e)];
-    }
-    result.rows_per_rank.push_back(rows);
+    const int64_t first = owned_begin(num_tokens, options.num_ranks, rank);
+    const int64_t count = owned_begin(num_tokens, options.num_ranks, rank + 1) - first;
+    ARGOSY_RETURN_IF_ERROR(
+        append_routing(0, options.layer, rank, part_of(result.routing, first, count), &trace));
   }
-  return result;
+  ARGOSY_ASSIGN_OR_RETURN(const std::string bytes, to_bytes(trace, options.record));
+  return files->add_text(options.record, bytes);
 }
 
-Json to_json(const RouteOptions& options, const RouteResult& result) {
-  return {{"preset", options.preset},
-          {"experts", options.num_experts},
-          {"top_k", options.top_k},
-          {"ranks", options.num_ranks},
-          {"tokens", result.tokens},
-          {"rows_per_expert", result.rows_per_expert},
-          {"rows_per_rank", result.rows_per_rank},
-          {"balancedness", summarise(result.rows_per_rank).balancedness},
-          {"expert_balancedness", summarise(result.rows_per_expert).balancedness}};
-}
-
-std::string bars(std::string_view name, const std::vector<int64_t>& loads) {
-  constexpr int kBarWidth = 40;
-  const int64_t most = summarise(loads).max;
-  const size_t index_width = std::to_string(loads.size() - 1).size();
-  const size_t load_width = std::to_string(most).size();
-  std::string text;
-  for (size_t i = 0; i < loads.size(); ++i) {
-    const std::string bar = load_bar(loads[i], most, kBarWidth);
-    text += fmt::format("{} {:>{}}  {:>{}}{}{}\n", name, i, index_width, loads[i], load_width,
-                        bar.empty() ? "" : "  ", bar);
+Result<int> route_and_write(const RouteOptions& options) {
+  ARGOSY_ASSIGN_OR_RETURN(RouteRules rules, effective_rules(options));
+  if (options.print_spec) {
+    ARGOSY_RETURN_IF_ERROR(write_stdout(to_string(rules.spec)));
+    return int{kExitOk};
   }
-  return text;
-}
-
-std::string to_text(const RouteOptions& options, const RouteResult& result) {
-  std::string text = fmt::format("{}, {} tokens, {} experts, top-{}, {} rank{}\n\n", options.preset,
-                                 result.tokens, options.num_experts, options.top_k,
-                                 options.num_ranks, options.num_ranks == 1 ? "" : "s");
-  text += bars("expert", result.rows_per_expert) + "\n";
-  text += bars("rank", result.rows_per_rank) + "\n";
-  return text + load_table(result.rows_per_expert, result.rows_per_rank);
-}
-
-int route_and_report(const RouteOptions& options) {
-  const bool json_is_file = !options.json.empty() && options.json != "-";
-  const std::array<OptionFile, 1> target = {{{"--json", json_is_file ? options.json : ""}}};
-  const std::array<OptionFile, 4> inputs = {{file_of("--input", options.input),
-                                             file_of("--gate", options.gate),
-                                             file_of("--gate-bias", options.gate_bias),
-                                             file_of("--selection-bias", options.selection_bias)}};
-  if (const Status status = check_targets(target, inputs, ""); !status.ok()) return fail(status);
-  const Result<RouteResult> result = route_input(options);
-  if (!result.has_value()) return fail(result.error());
-  const std::string json = json_text(to_json(options, *result));
-  Status status = write_stdout(options.json == "-" ? json : to_text(options, *result));
+  ARGOSY_ASSIGN_OR_RETURN(const RouteResult result, route_tokens(options, rules));
+  RouteReport report{&options, &rules, &result, {}};
+  if (!options.compare.empty()) {
+    ARGOSY_ASSIGN_OR_RETURN(
+        const OtherRouting other,
+        read_other_routing(options.compare, rules.spec, result.routing.num_tokens));
+    report.compare = compare_routing(rules.spec, result.logits, result.selection_bias, result.mask,
+                                     result.kept, other);
+  }
   OutputFiles files;
-  if (status.ok() && json_is_file) status = files.add_text(options.json, json);
-  if (status.ok()) status = files.commit();
-  return status.ok() ? kExitOk : fail(status);
+  ARGOSY_RETURN_IF_ERROR(
+      write_common(options, route_json(report), route_text(report), route_page(report), &files));
+  ARGOSY_RETURN_IF_ERROR(add_output(options, result, &files));
+  ARGOSY_RETURN_IF_ERROR(add_record(options, result, &files));
+  ARGOSY_RETURN_IF_ERROR(files.commit());
+  if (!report.compare.has_value() || report.compare->experts_differ == 0) return int{kExitOk};
+  print_error(fmt::format("check failed: experts of {} tokens differ, first at token {}",
+                          report.compare->experts_differ, report.compare->first_difference->token));
+  return int{kExitCheckFailed};
+}
+
+Result<int> replay_and_write(const RouteOptions& options) {
+  ReplayReport report;
+  report.path = options.replay;
+  report.num_ranks = options.num_ranks;
+  ARGOSY_ASSIGN_OR_RETURN(report.trace, read_router_trace(options.replay));
+  RouterSpec said;  // --experts alone
+  for (const auto& [field, value] : options.fields) {
+    ARGOSY_RETURN_IF_ERROR(set_router_field(field, value, &said));
+  }
+  ARGOSY_ASSIGN_OR_RETURN(report.layers,
+                          replay_router_trace(report.trace, said.num_experts, options.num_ranks));
+  OutputFiles files;
+  ARGOSY_RETURN_IF_ERROR(
+      write_common(options, replay_json(report), replay_text(report), replay_page(report), &files));
+  ARGOSY_RETURN_IF_ERROR(files.commit());
+  return int{kExitOk};
+}
+
+int run_route(const RouteOptions& options) {
+  if (const Status status = check_combination(options); !status.ok()) return fail(status);
+  if (const Status status = check_files(options); !status.ok()) return fail(status);
+  const Result<int> exit_code =
+      options.replay.empty() ? route_and_write(options) : replay_and_write(options);
+  return exit_code.has_value() ? *exit_code : fail(exit_code.error());
 }
 
 }  // namespace
 
 void add_route_command(CLI::App& app, int* exit_code) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   CLI::App* const command =
-      app.add_subcommand("route", "Route hidden states; show the load of every expert and rank");
+      app.add_subcommand("route", "Route tokens alone; show the load of every expert and rank");
   const auto options = std::make_shared<RouteOptions>();
-  command->add_option("--input", options->input, "Hidden states [tokens, hidden], fp32 or bf16")
-      ->required()
-      ->type_name("FILE:TENSOR")
-      ->check(file_and("TENSOR"));
-  command->add_option("--gate", options->gate, "Router weights [experts, hidden]")
-      ->required()
-      ->type_name("FILE:TENSOR")
-      ->check(file_and("TENSOR"));
-  command->add_option("--gate-bias", options->gate_bias, "Router bias [experts] (default: none)")
-      ->type_name("FILE:TENSOR")
-      ->check(file_and("TENSOR"));
-  command
-      ->add_option("--selection-bias", options->selection_bias,
-                   "Bias [experts], fp32, added to scores for selection; for presets that have "
-                   "one, as deepseek_v3")
-      ->type_name("FILE:TENSOR")
-      ->check(file_and("TENSOR"));
-  command->add_option("--preset", options->preset, "Routing rules: mixtral, deepseek_v3, ...")
-      ->required()
-      ->type_name("NAME")
-      ->check(preset_name());
-  command->add_option("--experts", options->num_experts, "Number of experts")
-      ->required()
-      ->type_name("E")
-      ->check(whole_number(1, kMost));
-  command->add_option("--top-k", options->top_k, "Experts chosen per token")
-      ->required()
-      ->type_name("K")
-      ->check(whole_number(1, kMost));
-  command
-      ->add_option("--ranks", options->num_ranks,
-                   "Ranks that share the experts, 1 to 1024 (default: 1)")
-      ->type_name("R")
-      ->check(whole_number(1, 1024));
-  command
-      ->add_option("--json", options->json,
-                   "Write JSON to this file; - is stdout, without the table")
-      ->type_name("FILE|-")
-      ->check(not_empty());
+  add_route_options(*command, *options);
   command->footer(
+      "With --compare, exit code 1 says that experts differ where fp32 sees no tie. Rows are "
+      "those\n"
+      "that experts compute, after any drop; counts in --output are before.\n\n"
       "Examples:\n"
       "  f=testdata/seed_example/seed_example.safetensors\n"
       "  argosy route --input $f:tokens --gate $f:gate.weight --gate-bias $f:gate.bias \\\n"
       "    --preset mixtral --experts 8 --top-k 2 --ranks 4\n"
-      "  d=testdata/models/deepseek_v3_tiny m=model.layers.1.mlp.gate\n"
-      "  argosy route --input $d/captures.safetensors:f32.layers.1.moe_input \\\n"
-      "    --gate $d/model.safetensors:$m.weight \\\n"
-      "    --selection-bias $d/model.safetensors:$m.e_score_correction_bias \\\n"
-      "    --preset deepseek_v3 --experts 16 --top-k 4 --ranks 4");
-  command->callback([options, exit_code] { *exit_code = route_and_report(*options); });
+      "  d=testdata/models/deepseek_v3_tiny\n"
+      "  argosy route --model $d --layer 1 --input $d/captures.safetensors:f32.layers.1.moe_input "
+      "\\\n"
+      "    --ranks 4 --compare $d/captures.safetensors:f32.layers.1\n"
+      "  argosy route --replay testdata/router/trace.npz --experts 64 --ranks 8");
+  command->callback([command, options, exit_code] {
+    note_given(*command, *options);
+    *exit_code = run_route(*options);
+  });
 }
 
 }  // namespace argosy::tools

@@ -21,6 +21,7 @@
 #include "argosy/launch.h"
 #include "argosy/moe.h"
 #include "argosy/reference.h"
+#include "argosy/router_trace.h"
 #include "tools/check.h"
 #include "tools/commands.h"
 #include "tools/compare.h"
@@ -49,6 +50,7 @@ struct RunOptions {
   std::string model;
   int64_t layer = 0;
   std::string input;
+  std::string router;
   std::optional<int> ranks;
   std::string transport;
   int num_ranks = 1;  // `ranks`, or what the environment says
@@ -64,6 +66,7 @@ struct RunOptions {
   std::string json;
   std::string report;
   std::string trace;
+  std::string record_routing;
   int64_t repeat = 1;
   std::optional<double> timeout_seconds;
   std::optional<int64_t> receive_budget;
@@ -75,12 +78,17 @@ bool json_is_file(const RunOptions& options) {
 }
 
 Status check_targets(const RunOptions& options) {
-  const std::array<OptionFile, 4> targets = {{{"--output", options.output},
+  if (!options.record_routing.empty()) {
+    ARGOSY_RETURN_IF_ERROR(to_bytes(RouterTrace(), options.record_routing).error());
+  }
+  const std::array<OptionFile, 5> targets = {{{"--output", options.output},
                                               {"--json", json_is_file(options) ? options.json : ""},
                                               {"--report", options.report},
-                                              {"--trace", options.trace}}};
-  const std::array<OptionFile, 2> inputs = {
-      {file_of("--input", options.input), file_of("--compare", options.compare)}};
+                                              {"--trace", options.trace},
+                                              {"--record-routing", options.record_routing}}};
+  const std::array<OptionFile, 3> inputs = {{file_of("--input", options.input),
+                                             file_of("--compare", options.compare),
+                                             {"--router", options.router}}};
   return check_targets(targets, inputs, options.model);
 }
 
@@ -92,11 +100,19 @@ Status check_threads(const RunOptions& options) {
                             options.num_ranks, options.threads_per_rank, threads, kMaxThreads));
 }
 
+Result<CheckpointOptions> checkpoint_options(const RunOptions& options) {
+  CheckpointOptions checkpoint;
+  if (options.router.empty()) return checkpoint;
+  ARGOSY_ASSIGN_OR_RETURN(checkpoint.router, read_router_file(options.router));
+  return checkpoint;
+}
+
 Result<RunRanksOptions> ranks_options(const RunOptions& options) {
   ARGOSY_RETURN_IF_ERROR(check_threads(options));
   RunRanksOptions ranks;
   ranks.model_dir = options.model;
   ranks.layer = options.layer;
+  ARGOSY_ASSIGN_OR_RETURN(ranks.checkpoint, checkpoint_options(options));
   ranks.num_ranks = options.num_ranks;
   ranks.threads_per_rank = options.threads_per_rank;
   ARGOSY_ASSIGN_OR_RETURN(ranks.dot_order, parse_dot_order(options.dot_order));
@@ -149,7 +165,8 @@ struct Inputs {
 
 // Captures only where results are judged, on rank 0.
 Result<Inputs> read_inputs(const RunOptions& options, int rank) {
-  ARGOSY_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model));
+  ARGOSY_ASSIGN_OR_RETURN(const CheckpointOptions how, checkpoint_options(options));
+  ARGOSY_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model, how));
   Inputs inputs;
   inputs.config = checkpoint.config();
   ARGOSY_ASSIGN_OR_RETURN(SharedTensors shared, checkpoint.read_shared(options.layer));
@@ -266,8 +283,9 @@ Status judge(const RunOptions& options, const Inputs& inputs, const RanksResult&
   const ConstTensorView output = result.output.view();
   const ConstTensorView topk_idx = result.topk_idx.view();
   if (options.check != "none") {
+    ARGOSY_ASSIGN_OR_RETURN(const CheckpointOptions how, checkpoint_options(options));
     ARGOSY_ASSIGN_OR_RETURN(const ReferenceLayer reference,
-                            ReferenceLayer::open(options.model, options.layer));
+                            ReferenceLayer::open(options.model, options.layer, how));
     report->check = check_tokens(reference, tokens_to_check(options.check, output.dim(0)),
                                  inputs.hidden.view(), topk_idx, output, progress);
   }
@@ -276,6 +294,21 @@ Status judge(const RunOptions& options, const Inputs& inputs, const RanksResult&
                               topk_idx, result.topk_weights.view());
   }
   return Status();
+}
+
+// One record a rank, of the tokens that it owns.
+RouterTrace routing_of(const RunOptions& options, const RunReport& report,
+                       const RanksResult& result) {
+  const auto* const ids = result.topk_idx.view().as<int32_t>();
+  const auto* const weights = result.topk_weights.view().as<float>();
+  const int64_t size = report.tokens * report.top_k;
+  RouterTrace trace{report.experts, report.top_k, {}, {ids, ids + size}, {weights, weights + size}};
+  for (int rank = 0; rank < report.ranks; ++rank) {
+    const int64_t first = owned_begin(report.tokens, report.ranks, rank);
+    trace.records.push_back({0, options.layer, rank, first,
+                             owned_begin(report.tokens, report.ranks, rank + 1) - first});
+  }
+  return trace;
 }
 
 // Stdout first: it cannot be taken back. Then all files or none.
@@ -296,6 +329,11 @@ Status write_results(const RunOptions& options, const RanksResult& result,
   }
   if (!options.trace.empty()) {
     ARGOSY_RETURN_IF_ERROR(files.add_text(options.trace, trace_text(report)));
+  }
+  if (!options.record_routing.empty()) {
+    ARGOSY_ASSIGN_OR_RETURN(const std::string bytes,
+                            to_bytes(routing_of(options, report, result), options.record_routing));
+    ARGOSY_RETURN_IF_ERROR(files.add_text(options.record_routing, bytes));
   }
   return files.commit();
 }
@@ -418,6 +456,13 @@ void add_layer_options(CLI::App& command, RunOptions& options) {
       ->type_name("FILE:TENSOR")
       ->check(file_and("TENSOR"));
   command
+      .add_option(
+          "--router", options.router,
+          "Routing rules by hand (docs/routing.md), in place of the model's own; may name the "
+          "family of an unknown model (default: none)")
+      ->type_name("FILE")
+      ->check(not_empty());
+  command
       .add_option("--ranks", options.ranks,
                   "Ranks, 1 to 64 (default: 1; under a launcher, the size it gives)")
       ->type_name("R")
@@ -518,6 +563,12 @@ void add_result_options(CLI::App& command, RunOptions& options) {
       .add_option("--trace", options.trace,
                   "Write the time line of the last run as trace events, for Perfetto or "
                   "chrome://tracing")
+      ->type_name("FILE")
+      ->check(not_empty());
+  command
+      .add_option("--record-routing", options.record_routing,
+                  "Write which experts the tokens of every rank went to: a router trace, .npz or "
+                  ".jsonl")
       ->type_name("FILE")
       ->check(not_empty());
 }

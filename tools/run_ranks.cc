@@ -61,7 +61,8 @@ WeightBytes weight_bytes_of(const MoeWeights& weights) {
 }
 
 Result<LoadedWeights> load(const RunRanksOptions& options, int rank) {
-  ARGOSY_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model_dir));
+  ARGOSY_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                          Checkpoint::open(options.model_dir, options.checkpoint));
   ARGOSY_ASSIGN_OR_RETURN(MoeWeights weights,
                           load_moe_weights(checkpoint, options.layer, rank, options.num_ranks));
   return LoadedWeights{std::move(weights), checkpoint.bytes_read()};

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "argosy/checkpoint.h"
 #include "argosy/cpu.h"
 #include "argosy/group.h"
 #include "argosy/moe.h"
@@ -35,6 +36,7 @@ enum class Pin {
 
 struct RunRanksOptions {
   std::string model_dir;
+  CheckpointOptions checkpoint;
   int64_t layer = 0;
   int num_ranks = 1;
   int threads_per_rank = 1;

@@ -15,6 +15,7 @@
 
 #include "argosy/activation.h"
 #include "argosy/router.h"
+#include "argosy/router_file.h"
 #include "argosy/status.h"
 #include "argosy/tensor.h"
 
@@ -74,7 +75,7 @@ Result<Tensor> read_tensor_argument(std::string_view file_and_tensor);
 
 // What a config.json says of its MoE layers, every alias resolved.
 struct ModelConfig {
-  std::string family;  // the config's model_type
+  std::string family;  // the config's model_type, or the family that a router file names
   int64_t num_layers = 0;
   int64_t hidden = 0;
   int64_t intermediate = 0;         // width of one routed expert
@@ -94,8 +95,12 @@ struct ModelConfig {
 // kInvalidArgument naming family, field and value for missing, contradictory or refused fields;
 // kUnsupported for an unknown family, listing the known ones, and for what is valid but not built yet
 // (quantised weights, another activation, biases of a family that has none).
-Result<ModelConfig> read_model_config(const std::string& dir);
-Result<ModelConfig> parse_model_config(std::string_view json_text);
+//
+// With `router` its spec replaces the router rule of the config, whose fields for it are then not read; the
+// numbers of experts must agree, and sizes of 0 are taken from the config. Its family, if any, stands in for
+// model_type.
+Result<ModelConfig> read_model_config(const std::string& dir, const RouterFile* router = nullptr);
+Result<ModelConfig> parse_model_config(std::string_view json_text, const RouterFile* router = nullptr);
 
 // Expert matrices as the GEMM wants them: rows are outputs. bf16 or fp32.
 struct ExpertTensors {
@@ -122,6 +127,8 @@ struct CheckpointOptions {
   // Do not read an index: use every tensor of every *.safetensors file whose name begins with "model".
   // For folders whose index is stale. Nothing is written.
   bool rebuild_index = false;
+  // Replaces the router rule of the config (read_model_config). A selection bias is read when its spec has one.
+  std::optional<RouterFile> router = std::nullopt;
 };
 
 // A checkpoint folder: config.json and, where there is one, model.safetensors.index.json with its shards,

@@ -47,7 +47,8 @@ struct ReferenceToken {
 class ReferenceLayer {
  public:
   // Reads the whole layer, in its stored dtype. Errors: those of Checkpoint.
-  static Result<ReferenceLayer> open(const std::string& dir, int64_t layer);
+  static Result<ReferenceLayer> open(const std::string& dir, int64_t layer,
+                                     const CheckpointOptions& options = {});
   ~ReferenceLayer();
   ReferenceLayer(ReferenceLayer&&) noexcept;
 

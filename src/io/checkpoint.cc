@@ -190,7 +190,8 @@ Result<ExpertTensors> read_interleaved(const io::TensorDirectory& tensors, const
 Checkpoint::Checkpoint(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 Result<Checkpoint> Checkpoint::open(const std::string& dir, const CheckpointOptions& options) {
-  ARGOSY_ASSIGN_OR_RETURN(ModelConfig config, read_model_config(dir));
+  const RouterFile* router = options.router.has_value() ? &*options.router : nullptr;
+  ARGOSY_ASSIGN_OR_RETURN(ModelConfig config, read_model_config(dir, router));
   ARGOSY_ASSIGN_OR_RETURN(io::TensorDirectory tensors, io::TensorDirectory::open(dir, options));
   const io::Family* family = io::find_family(config.family);
   Result<std::vector<io::LayerLayout>> layouts = io::find_layer_layouts(tensors, config, *family);
@@ -232,7 +233,7 @@ Result<SharedTensors> Checkpoint::read_shared(int64_t layer) const {
   if (config.gate_bias) {
     ARGOSY_ASSIGN_OR_RETURN(shared.gate_bias, read_whole(tensors, router + ".bias", {num_experts}));
   }
-  if (state_->family->selection_bias) {
+  if (config.router.selection_bias == Choice::kYes) {
     ARGOSY_ASSIGN_OR_RETURN(shared.selection_bias,
                             read_as_f32(tensors, router + ".e_score_correction_bias", num_experts));
   }

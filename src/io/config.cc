@@ -44,7 +44,7 @@ Status refuse_other_word(const ConfigFields& fields, std::string_view field, std
 }
 
 // Fields that would change the result and that this build cannot follow.
-Status check_unsupported(const ConfigFields& fields, const Family& family) {
+Status check_unsupported(const ConfigFields& fields, const Family& family, bool reads_router) {
   for (const std::string_view field : {"quantization_config", "compression_config"}) {
     ARGOSY_ASSIGN_OR_RETURN(const Json* value, fields.find(field));
     if (value != nullptr) {
@@ -54,8 +54,10 @@ Status check_unsupported(const ConfigFields& fields, const Family& family) {
     }
   }
   ARGOSY_RETURN_IF_ERROR(refuse_other_word(fields, "hidden_act", "silu", StatusCode::kUnsupported));
-  ARGOSY_RETURN_IF_ERROR(
-      refuse_other_word(fields, "scoring_func", family.score_word, StatusCode::kInvalidArgument));
+  if (reads_router) {
+    ARGOSY_RETURN_IF_ERROR(
+        refuse_other_word(fields, "scoring_func", family.score_word, StatusCode::kInvalidArgument));
+  }
   ARGOSY_ASSIGN_OR_RETURN(const std::optional<bool> mlp_bias, fields.boolean("mlp_bias"));
   if (family.biases && !mlp_bias.value_or(true)) {
     return fields.refused("mlp_bias", "false", "the experts of this family have biases");
@@ -143,6 +145,26 @@ Status read_layers(const ConfigFields& fields, const Family& family, ModelConfig
     }
   }
   return base::error(StatusCode::kInternal, "{}: no layer rule", family.name);
+}
+
+// What a router file says in place of the config.
+Status apply_router_file(const ConfigFields& fields, const RouterFile& file, ModelConfig* config) {
+  const int64_t num_experts = config->router.num_experts;
+  config->router = file.spec;
+  RouterSpec& router = config->router;
+  if (router.num_experts == 0) router.num_experts = num_experts;
+  if (router.num_experts != num_experts) {
+    return base::invalid("{}: num_experts is {} in the config but {} in the router file",
+                         fields.family(), num_experts, router.num_experts);
+  }
+  if (router.top_k == 0) {
+    ARGOSY_ASSIGN_OR_RETURN(router.top_k,
+                            fields.required_integer("num_experts_per_tok", {.min = 1}));
+  }
+  if (const Status valid = validate(router); !valid.ok()) {
+    return Status(valid.code(), fmt::format("router file: {}", valid.message()));
+  }
+  return {};
 }
 
 // Whether deepseek_v2 limits the choice by groups.
@@ -294,10 +316,11 @@ Result<int64_t> read_width(const ConfigFields& fields, const Family& family) {
   return fields.required_integer(family.width_field, {.min = 1});
 }
 
-Result<ModelConfig> read_fields(const ConfigFields& fields, const Family& family) {
+Result<ModelConfig> read_fields(const ConfigFields& fields, const Family& family,
+                                const RouterFile* router) {
   ModelConfig config;
   config.family = std::string(family.name);
-  ARGOSY_RETURN_IF_ERROR(check_unsupported(fields, family));
+  ARGOSY_RETURN_IF_ERROR(check_unsupported(fields, family, router == nullptr));
   ARGOSY_ASSIGN_OR_RETURN(
       config.num_layers,
       fields.required_integer("num_hidden_layers", {.min = 1, .max = kMaxLayers}));
@@ -313,7 +336,8 @@ Result<ModelConfig> read_fields(const ConfigFields& fields, const Family& family
   ARGOSY_RETURN_IF_ERROR(read_activation(fields, family, &config.activation));
   ARGOSY_RETURN_IF_ERROR(read_shared_width(fields, family, &config));
   ARGOSY_RETURN_IF_ERROR(read_layers(fields, family, &config));
-  ARGOSY_RETURN_IF_ERROR(read_router(fields, family, &config));
+  ARGOSY_RETURN_IF_ERROR(router == nullptr ? read_router(fields, family, &config)
+                                           : apply_router_file(fields, *router, &config));
   return config;
 }
 
@@ -334,7 +358,7 @@ std::vector<int64_t> ModelConfig::moe_layers() const {
   return layers;
 }
 
-Result<ModelConfig> parse_model_config(std::string_view json_text) {
+Result<ModelConfig> parse_model_config(std::string_view json_text, const RouterFile* router) {
   ARGOSY_ASSIGN_OR_RETURN(const Json root, io::parse_json(json_text, "config"));
   if (!root.is_object()) return base::error(StatusCode::kCorruptData, "config: no JSON object");
   const auto text_config = root.find("text_config");
@@ -348,15 +372,17 @@ Result<ModelConfig> parse_model_config(std::string_view json_text) {
   const ConfigFields type_fields("config", inner_type ? nested : &root, nullptr);
   ARGOSY_ASSIGN_OR_RETURN(const std::optional<std::string> type, type_fields.word("model_type"));
   if (!type) return type_fields.missing("model_type");
-  const Family* family = io::find_family(*type);
-  if (family == nullptr) return unknown_family(*type);
-  return read_fields(ConfigFields(*type, &root, nested), *family);
+  const bool is_named = router != nullptr && !router->family.empty();
+  const std::string& name = is_named ? router->family : *type;
+  const Family* family = io::find_family(name);
+  if (family == nullptr) return unknown_family(name);
+  return read_fields(ConfigFields(name, &root, nested), *family, router);
 }
 
-Result<ModelConfig> read_model_config(const std::string& dir) {
+Result<ModelConfig> read_model_config(const std::string& dir, const RouterFile* router) {
   const std::string path = dir + "/config.json";
   ARGOSY_ASSIGN_OR_RETURN(const std::string text, io::read_text(path, kMaxConfigBytes));
-  Result<ModelConfig> config = parse_model_config(text);
+  Result<ModelConfig> config = parse_model_config(text, router);
   if (config) return config;
   return Status(config.error().code(), fmt::format("{}: {}", path, config.error().message()));
 }

@@ -253,8 +253,9 @@ ReferenceLayer::ReferenceLayer(std::unique_ptr<State> state) : state_(std::move(
 ReferenceLayer::~ReferenceLayer() = default;
 ReferenceLayer::ReferenceLayer(ReferenceLayer&&) noexcept = default;
 
-Result<ReferenceLayer> ReferenceLayer::open(const std::string& dir, int64_t layer) {
-  ARGOSY_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(dir));
+Result<ReferenceLayer> ReferenceLayer::open(const std::string& dir, int64_t layer,
+                                            const CheckpointOptions& options) {
+  ARGOSY_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(dir, options));
   auto state = std::make_unique<State>();
   state->config = checkpoint.config();
   ARGOSY_ASSIGN_OR_RETURN(state->shared, checkpoint.read_shared(layer));

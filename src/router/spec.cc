@@ -8,6 +8,7 @@
 
 #include "argosy/router.h"
 #include "base/error.h"
+#include "router/spec_words.h"
 
 namespace argosy {
 namespace {
@@ -45,53 +46,13 @@ constexpr Preset kPresets[] = {
 };
 
 std::string_view word(ScoreFunction value) {
-  switch (value) {
-    case ScoreFunction::kSoftmax:
-      return "softmax";
-    case ScoreFunction::kSoftmaxTopK:
-      return "softmax_top_k";
-    case ScoreFunction::kSigmoid:
-      return "sigmoid";
-    case ScoreFunction::kSqrtSoftplus:
-      return "sqrt_softplus";
-    case ScoreFunction::kUnset:
-      break;
-  }
-  return "unset";
+  return router::word_of(router::kScoreFunctionWords, value);
 }
-
-std::string_view word(GroupScore value) {
-  switch (value) {
-    case GroupScore::kMax:
-      return "max";
-    case GroupScore::kSumOfBestTwo:
-      return "sum_of_best_two";
-    case GroupScore::kSumOfBestKPerGroup:
-      return "sum_of_best_k_per_group";
-    case GroupScore::kUnset:
-      break;
-  }
-  return "unset";
-}
-
-std::string_view word(Choice value) {
-  switch (value) {
-    case Choice::kNo:
-      return "no";
-    case Choice::kYes:
-      return "yes";
-    case Choice::kUnset:
-      break;
-  }
-  return "unset";
-}
-
-std::string_view word(WeightNorm value) {
-  return value == WeightNorm::kExact ? "exact" : "reference";
-}
-
+std::string_view word(GroupScore value) { return router::word_of(router::kGroupScoreWords, value); }
+std::string_view word(Choice value) { return router::word_of(router::kChoiceWords, value); }
+std::string_view word(WeightNorm value) { return router::word_of(router::kWeightNormWords, value); }
 std::string_view word(OnNonfinite value) {
-  return value == OnNonfinite::kError ? "error" : "uniform";
+  return router::word_of(router::kOnNonfiniteWords, value);
 }
 
 Status validate_sizes(const RouterSpec& spec) {

@@ -46,8 +46,9 @@ void random_bytes(std::string* bytes, Random& random) {
 }
 
 const std::vector<const FuzzTarget*>& all_targets() {
-  static const std::vector<const FuzzTarget*> targets = {&safetensors_target(), &config_target(),
-                                                         &index_target(), &plan_target()};
+  static const std::vector<const FuzzTarget*> targets = {
+      &safetensors_target(), &config_target(),      &index_target(),
+      &plan_target(),        &router_file_target(), &router_trace_target()};
   return targets;
 }
 

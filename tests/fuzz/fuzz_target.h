@@ -46,6 +46,8 @@ const FuzzTarget& safetensors_target();
 const FuzzTarget& config_target();
 const FuzzTarget& index_target();
 const FuzzTarget& plan_target();
+const FuzzTarget& router_file_target();
+const FuzzTarget& router_trace_target();
 const std::vector<const FuzzTarget*>& all_targets();
 
 // What an input of n bytes may cost: largest * n + constant in one request, peak * n + constant at
