@@ -61,6 +61,7 @@ struct DecodeArgs {
 
 struct Kernel {
   Level level;  // that the CPU must have
+  bool vbmi;    // and AVX512_VBMI beside it
   void (*amax_bf16)(const AmaxArgs& args);
   void (*amax_f32)(const AmaxArgs& args);
   void (*scales_e8m0)(const E8M0Args& args);
@@ -73,11 +74,12 @@ struct Kernel {
 extern const Kernel kKernelBase;
 extern const Kernel kKernelAvx2;
 extern const Kernel kKernelAvx512;
+extern const Kernel kKernelVbmi;
 
-// All of them, rising by level.
+// Those that this CPU can run, rising.
 std::span<const Kernel* const> kernels();
 
-// The best one of at most `level`.
+// The best one of them of at most `level`.
 const Kernel& kernel_for(Level level);
 
 }  // namespace argosy::quant

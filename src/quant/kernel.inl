@@ -51,17 +51,24 @@ void amax_rows(const AmaxArgs& args) {
 }
 
 [[maybe_unused]] void scales_e8m0(const E8M0Args& args) {
-  for (int64_t b = 0; b < args.num_blocks; ++b) {
-    const uint32_t amax = args.amax[b];
-    int32_t code = static_cast<int32_t>(amax >> kMantissaBits) - args.largest_exponent;
-    code += (amax & E8M0Args::kMantissaMask) > args.ceil_above ? 1 : 0;
+  // Locals: a store through uint8_t may change anything that is reached through a pointer.
+  const uint32_t* const __restrict amaxes = args.amax;
+  uint8_t* const __restrict codes = args.codes;
+  float* const __restrict factors = args.factors;
+  const int64_t num_blocks = args.num_blocks;
+  const int32_t largest = args.largest_exponent, zero_code = args.zero_block_code;
+  const uint32_t above = args.ceil_above;
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    const uint32_t amax = amaxes[b];
+    int32_t code = static_cast<int32_t>(amax >> kMantissaBits) - largest;
+    code += (amax & E8M0Args::kMantissaMask) > above ? 1 : 0;
     code = code < 0 ? 0 : code;
-    code = amax == 0 ? args.zero_block_code : code;
-    // 2^(127 - code); code 254 needs the denormal 2^-127.
-    uint32_t factor = code == 254 ? 0x00400000u : static_cast<uint32_t>(254 - code) << 23;
+    code = amax == 0 ? zero_code : code;
+    // 2^(127 - code); code 254 would need the denormal 2^-127, but no amax gives more than 253.
+    const uint32_t factor = static_cast<uint32_t>(254 - code) << 23;
     const bool finite = amax < kInfBits;
-    args.codes[b] = static_cast<uint8_t>(finite ? code : kE8M0NaN);
-    args.factors[b] = as_float(finite ? factor : kNaNBits);
+    codes[b] = static_cast<uint8_t>(finite ? code : kE8M0NaN);
+    factors[b] = as_float(finite ? factor : kNaNBits);
   }
 }
 

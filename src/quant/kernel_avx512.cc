@@ -98,20 +98,24 @@ __attribute__((noinline)) __m512i with_denormals(const Words& codes, __m512i x, 
                                _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
 }
 
-// x / scale by a rounding shift, where the scale is a power of two.
+// x / scale by a rounding shift, where the scale is a power of two. Whether the lower four bits of a mantissa round up, with
+// the bit above for ties, is looked up: 32 cases.
 struct PowerOfTwo {
-  __m512i offset;
+  __m512i up;  // 0 or 1, less what the scale's exponent takes off
   __m512i most;
 
   PowerOfTwo(int field, bool nan_overflow)
-      : offset(_mm512_set1_epi16(static_cast<int16_t>((field - 7) * 8 * 16 - 7))),
+      : up(_mm512_sub_epi16(ups(), _mm512_set1_epi16(static_cast<int16_t>((field - 7) * 8)))),
         most(_mm512_set1_epi16(nan_overflow ? kE4M3Bits.overflow_code : kE4M3Bits.max_code)) {}
 
+  static __m512i ups() {
+    return _mm512_set_epi16(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0,
+                            0, 0, 0, 0, 0, 0, 0, 0);
+  }
+
   __m512i codes(__m512i x) const {
-    const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7FFF));
-    const __m512i lsb = _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi16(1));
-    const __m512i rounded = _mm512_add_epi16(_mm512_sub_epi16(magnitude, offset), lsb);
-    return _mm512_min_epi16(_mm512_srai_epi16(rounded, 4), most);
+    const __m512i kept = _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi16(0x7FF));
+    return _mm512_min_epi16(_mm512_add_epi16(kept, _mm512_permutexvar_epi16(x, up)), most);
   }
 };
 
@@ -307,15 +311,25 @@ inline void decode_scaled(const CodeValues& values, const uint8_t* codes, int64_
   }
 }
 
+// Values less the bias of bf16's exponent, so that the upper half of a scale, added, makes them products. 0 stays 0.
+inline CodeValues unbiased_values() {
+  CodeValues values(1.0f);
+  const __m512i bias = _mm512_set1_epi16(127 << 7);
+  for (int i = 0; i < 4; ++i) {
+    values.table[i] = _mm512_mask_sub_epi16(values.table[i], i == 0 ? 0xFFFFFFFEu : 0xFFFFFFFFu,
+                                            values.table[i], bias);
+  }
+  return values;
+}
+
 // Times a power of two: exponents move, zeros stay.
-inline void decode_shifted(const CodeValues& ones, float scale, const uint8_t* codes, int64_t size,
-                           bool stream, uint16_t* out) {
-  const auto up = static_cast<int16_t>(static_cast<int>(as_bits(scale) >> 16) - (127 << 7));
-  const __m512i shift = _mm512_set1_epi16(up);
+inline void decode_shifted(const CodeValues& unbiased, float scale, const uint8_t* codes,
+                           int64_t size, bool stream, uint16_t* out) {
+  const __m512i shift = _mm512_set1_epi16(static_cast<int16_t>(as_bits(scale) >> 16));
   for (int64_t i = 0; i < size; i += kLanes) {
     const __m512i code = load_codes(codes + i);
     const __mmask32 nonzero = _mm512_test_epi16_mask(code, _mm512_set1_epi16(0x7F));
-    const __m512i value = ones.of(code);
+    const __m512i value = unbiased.of(code);
     store_line(out + i, with_sign(_mm512_mask_add_epi16(value, nonzero, value, shift), code),
                stream);
   }
@@ -336,53 +350,79 @@ inline void decode_widened(const CodeValues& ones, float scale, const uint8_t* c
   }
 }
 
-inline void decode_block(const DecodeArgs& args, const CodeValues& ones, int64_t first, float scale,
-                         bool stream, uint16_t* out) {
+inline void decode_block(const DecodeArgs& args, const CodeValues& values, int64_t first,
+                         float scale, bool stream, uint16_t* out) {
   const uint8_t* const codes = args.codes + first;
-  if (args.power_of_two) return decode_shifted(ones, scale, codes, args.block, stream, out + first);
+  if (args.power_of_two)
+    return decode_shifted(values, scale, codes, args.block, stream, out + first);
   decode_scaled(CodeValues(scale), codes, args.block, stream, out + first);
 }
-inline void decode_block(const DecodeArgs& args, const CodeValues& ones, int64_t first, float scale,
-                         bool stream, uint32_t* out) {
-  decode_widened(ones, scale, args.codes + first, args.block, stream, out + first);
+inline void decode_block(const DecodeArgs& args, const CodeValues& values, int64_t first,
+                         float scale, bool stream, uint32_t* out) {
+  decode_widened(values, scale, args.codes + first, args.block, stream, out + first);
+}
+
+// Whole blocks that are looked at together before they are decoded: a line of codes at least.
+constexpr int64_t kTogether = 512;
+
+// True when no code and no scale of them needs the careful way.
+inline bool all_tame(const DecodeArgs& args, int64_t first, int64_t size) {
+  bool tame = !has_nan(args.codes + first, size);
+  for (int64_t b = first / args.block; b < (first + size) / args.block; ++b) {
+    tame = tame & is_tame(args.scales[b]);
+  }
+  return tame;
+}
+
+template <typename T>
+void decode_carefully(const DecodeArgs& args, int64_t first, int64_t size) {
+  DecodeArgs part = args;
+  part.codes += first;
+  part.n = size;
+  part.scales += first / args.block;
+  part.out += first * static_cast<int64_t>(sizeof(T));
+  decode_rows<T>(part);
 }
 
 template <typename T>
 void decode(const DecodeArgs& args) {
-  if (args.element != ElementFormat::kE4M3 || args.block % kLanes != 0) return decode_rows<T>(args);
+  if (args.element != ElementFormat::kE4M3 || kTogether % args.block != 0 ||
+      args.block % kLanes != 0) {
+    return decode_rows<T>(args);
+  }
   T* const out = reinterpret_cast<T*>(args.out);
   const bool stream = args.stream && whole_lines(args.out);
-  const CodeValues ones(1.0f);
-  const auto plain = [&](int64_t first, int64_t size, int64_t b) {
-    DecodeArgs part = args;
-    part.codes += first;
-    part.n = size;
-    part.scales += b;
-    part.out += first * static_cast<int64_t>(sizeof(T));
-    decode_rows<T>(part);
-  };
-  each_block(args.n, args.block, [&](int64_t first, int64_t size, int64_t b) {
-    const float scale = args.scales[b];
-    if (size < args.block || !is_tame(scale) || has_nan(args.codes + first, size)) {
-      return plain(first, size, b);
+  const bool shifted = sizeof(T) == 2 && args.power_of_two;
+  const CodeValues values = shifted ? unbiased_values() : CodeValues(1.0f);
+  for (int64_t at = 0; at < args.n; at += kTogether) {
+    const int64_t size = least(kTogether, args.n - at) / args.block * args.block;
+    if (all_tame(args, at, size)) {
+      for (int64_t first = at; first < at + size; first += args.block) {
+        decode_block(args, values, first, args.scales[first / args.block], stream, out);
+      }
+    } else {
+      decode_carefully<T>(args, at, size);
     }
-    decode_block(args, ones, first, scale, stream, out);
-  });
+    const int64_t rest = least(kTogether, args.n - at) - size;
+    if (rest > 0) decode_carefully<T>(args, at + size, rest);
+  }
 }
 
 // --- quantise fp32 ---
 
-// Sixteen codes, without the sign, of magnitudes of quotients.
-inline __m512i round_codes(__m512i magnitude) {
-  const __m512i clamped = _mm512_min_epu32(magnitude, _mm512_set1_epi32(137 << 23));
+// Codes of sixteen quotients in the low byte of each lane, saturating; other bits are not 0.
+inline __m512i round_codes(__m512i q) {
+  const __m512i magnitude = _mm512_min_epu32(_mm512_and_si512(q, _mm512_set1_epi32(0x7FFFFFFF)),
+                                             _mm512_set1_epi32(0x43E00000));  // 448
   const __m512i exponent = _mm512_max_epu32(
-      _mm512_and_si512(clamped, _mm512_set1_epi32(0x7F800000)), _mm512_set1_epi32(121 << 23));
-  // 2^20 times the power of two, and what moves the sum of both codes below to where it belongs.
-  const __m512i unit = _mm512_add_epi32(exponent, _mm512_set1_epi32(20 << 23));
-  const __m512 sum = _mm512_add_ps(_mm512_castsi512_ps(clamped), _mm512_castsi512_ps(unit));
-  const __m512i kept = _mm512_sub_epi32(_mm512_castps_si512(sum), unit);
-  return _mm512_add_epi32(
-      kept, _mm512_sub_epi32(_mm512_srli_epi32(exponent, 20), _mm512_set1_epi32(121 << 3)));
+      _mm512_and_si512(magnitude, _mm512_set1_epi32(0x7F800000)), _mm512_set1_epi32(121 << 23));
+  // 2^20 times the power of two: the sum's last place is that of the code. 56 = -8 * 121 mod 256 takes the exponent's
+  // bias off and is even, so ties stay ties.
+  const __m512i unit = _mm512_add_epi32(exponent, _mm512_set1_epi32((20 << 23) + 56));
+  const __m512 sum = _mm512_add_ps(_mm512_castsi512_ps(magnitude), _mm512_castsi512_ps(unit));
+  const __m512i code = _mm512_add_epi32(_mm512_castps_si512(sum), _mm512_srli_epi32(exponent, 20));
+  // The sign, and zeros above it: c ? b : a for c = ~0x7F.
+  return _mm512_ternarylogic_epi32(code, _mm512_srli_epi32(q, 24), _mm512_set1_epi32(~0x7F), 0xD8);
 }
 
 struct Divisor {
@@ -406,38 +446,32 @@ struct Divisor {
   }
 };
 
-inline __m512i encode_16(const Divisor& divisor, const uint32_t* x, __m512i most, __m512i beyond) {
-  const __m512i q = _mm512_castps_si512(divisor.quotient(_mm512_loadu_ps(x)));
-  __m512i codes = round_codes(_mm512_and_si512(q, _mm512_set1_epi32(0x7FFFFFFF)));
-  codes = _mm512_mask_mov_epi32(codes, _mm512_cmpgt_epi32_mask(codes, most), beyond);
-  return _mm512_ternarylogic_epi32(codes, _mm512_srli_epi32(q, 24), _mm512_set1_epi32(0x80), 0xF8);
+inline __m512i encode_16(const Divisor& divisor, const uint32_t* x) {
+  return round_codes(_mm512_castps_si512(divisor.quotient(_mm512_loadu_ps(x))));
 }
 
 void encode_block_f32(const EncodeArgs& args, int64_t first, float scale, bool stream) {
   const auto* const x = reinterpret_cast<const uint32_t*>(args.x) + first;
   uint8_t* const codes = args.codes + first;
-  const __m512i most = _mm512_set1_epi32(kE4M3Bits.max_code);
-  const __m512i beyond =
-      _mm512_set1_epi32(args.nan_overflow ? kE4M3Bits.overflow_code : kE4M3Bits.max_code);
   const Divisor divisor{_mm512_set1_ps(scale),
                         _mm512_set1_ps(args.reciprocal ? scale : 1.0f / scale), args.reciprocal};
   const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
   int64_t i = 0;
   for (; i + 64 <= args.block; i += 64) {
-    const __m512i low = _mm512_packus_epi32(encode_16(divisor, x + i, most, beyond),
-                                            encode_16(divisor, x + i + 16, most, beyond));
-    const __m512i high = _mm512_packus_epi32(encode_16(divisor, x + i + 32, most, beyond),
-                                             encode_16(divisor, x + i + 48, most, beyond));
+    const __m512i low =
+        _mm512_packus_epi32(encode_16(divisor, x + i), encode_16(divisor, x + i + 16));
+    const __m512i high =
+        _mm512_packus_epi32(encode_16(divisor, x + i + 32), encode_16(divisor, x + i + 48));
     store_line(codes + i, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high)), stream);
   }
   for (; i < args.block; i += 16) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + i),
-                     _mm512_cvtepi32_epi8(encode_16(divisor, x + i, most, beyond)));
+                     _mm512_cvtepi32_epi8(encode_16(divisor, x + i)));
   }
 }
 
 void encode_f32(const EncodeArgs& args) {
-  if (args.element != ElementFormat::kE4M3 || args.block % kLanes != 0) {
+  if (args.element != ElementFormat::kE4M3 || args.block % kLanes != 0 || args.nan_overflow) {
     return encode_rows<uint32_t>(args);
   }
   const bool stream = args.stream && whole_lines(args.codes);
@@ -453,7 +487,8 @@ void encode_f32(const EncodeArgs& args) {
 
 }  // namespace
 
-const Kernel kKernelAvx512 = {Level::kAvx512, amax_bf16,  amax_rows<uint32_t>, scales_e8m0,
-                              encode_bf16,    encode_f32, decode<uint16_t>,    decode<uint32_t>};
+const Kernel kKernelAvx512 = {Level::kAvx512,  false,       amax_bf16,  amax_rows<uint32_t>,
+                              scales_e8m0,     encode_bf16, encode_f32, decode<uint16_t>,
+                              decode<uint32_t>};
 
 }  // namespace argosy::quant
