@@ -34,6 +34,13 @@ struct E8M0Args {
   static constexpr uint32_t kMantissaMask = 0x7FFFFF;
 };
 
+// fp32 scales of e4m3 codes: amax / 448, 1 for a block of zeros, at least 2^-149, NaN for a block that is not finite.
+struct F32ScaleArgs {
+  const uint32_t* amax = nullptr;
+  int64_t num_blocks = 0;
+  float* scales = nullptr;
+};
+
 struct EncodeArgs {
   const std::byte* x = nullptr;
   int64_t n = 0;
@@ -45,6 +52,8 @@ struct EncodeArgs {
   ElementFormat element = ElementFormat::kE4M3;  // or kE2M1
   bool nan_overflow = false;
   bool stream = false;  // past the caches where whole lines can be
+  // The n values after these are asked for early: the cast is arithmetic only, and the memory would rest.
+  bool fetch_next = false;
   uint8_t* codes = nullptr;
 };
 
@@ -64,6 +73,7 @@ struct Kernel {
   bool vbmi;    // and AVX512_VBMI beside it
   void (*amax_bf16)(const AmaxArgs& args);
   void (*amax_f32)(const AmaxArgs& args);
+  void (*scales_f32)(const F32ScaleArgs& args);
   void (*scales_e8m0)(const E8M0Args& args);
   void (*encode_bf16)(const EncodeArgs& args);
   void (*encode_f32)(const EncodeArgs& args);

@@ -50,6 +50,19 @@ void amax_rows(const AmaxArgs& args) {
   });
 }
 
+inline float scale_of(uint32_t amax) {
+  float scale = as_float(amax) / 448.0f;
+  scale = scale == 0.0f ? as_float(kTinyBits) : scale;
+  scale = amax == 0 ? 1.0f : scale;
+  return amax < kInfBits ? scale : as_float(kNaNBits);
+}
+
+[[maybe_unused]] void scales_f32(const F32ScaleArgs& args) {
+  const uint32_t* const __restrict amax = args.amax;
+  float* const __restrict scales = args.scales;
+  for (int64_t b = 0; b < args.num_blocks; ++b) scales[b] = scale_of(amax[b]);
+}
+
 [[maybe_unused]] void scales_e8m0(const E8M0Args& args) {
   // Locals: a store through uint8_t may change anything that is reached through a pointer.
   const uint32_t* const __restrict amaxes = args.amax;

@@ -23,6 +23,10 @@ inline bool whole_lines(const void* at) {
   return (reinterpret_cast<uintptr_t>(at) & kLineMask) == 0;
 }
 
+inline void fetch(const void* at, int64_t ahead) {
+  _mm_prefetch(static_cast<const char*>(at) + ahead, _MM_HINT_T0);
+}
+
 inline void store_line(void* to, __m512i line, bool stream) {
   if (stream) {
     _mm512_stream_si512(static_cast<__m512i*>(to), line);
@@ -160,9 +164,11 @@ inline __m512i pack_codes(__m512i low, __m512i high) {
 // A whole block of a multiple of 32.
 template <typename Rule>
 inline void encode_whole(const Rule& rule, const uint16_t* x, int64_t size, float scale,
-                         bool reciprocal, bool stream, uint8_t* codes) {
+                         bool reciprocal, bool stream, int64_t ahead, uint8_t* codes) {
   int64_t i = 0;
   for (; i + 2 * kLanes <= size; i += 2 * kLanes) {
+    fetch(x + i, ahead);
+    fetch(x + i + kLanes, ahead);
     const __m512i a = finish(rule, _mm512_loadu_si512(x + i), scale, reciprocal);
     const __m512i b = finish(rule, _mm512_loadu_si512(x + i + kLanes), scale, reciprocal);
     store_line(codes + i, pack_codes(a, b), stream);
@@ -194,14 +200,15 @@ void encode_block_bf16(const EncodeArgs& args, int64_t first, int64_t b, bool st
   const auto* const x = reinterpret_cast<const uint16_t*>(args.x) + first;
   uint8_t* const codes = args.codes + first;
   const float scale = args.scales[b];
+  const int64_t ahead = args.fetch_next ? args.n * 2 : 0;
   if (by_shift(args, b)) {
     const PowerOfTwo rule(scale_field(args, b), args.nan_overflow);
-    return encode_whole(rule, x, args.block, scale, args.reciprocal, stream, codes);
+    return encode_whole(rule, x, args.block, scale, args.reciprocal, stream, ahead, codes);
   }
   if (scale != scale) return fill(codes, args.block, kE4M3Bits.nan_code);
   if (args.amax != nullptr && args.amax[b] >> kMantissaBits >= kLeastAmaxField) {
     const Quotients rule(args.amax[b], all);
-    return encode_whole(rule, x, args.block, scale, false, stream, codes);
+    return encode_whole(rule, x, args.block, scale, false, stream, ahead, codes);
   }
   encode_block_e4m3<uint16_t>(args, first, args.block, scale);
 }
@@ -213,6 +220,8 @@ inline __m512i encode_pair(const EncodeArgs& args, int64_t first, int64_t b) {
     const PowerOfTwo rule(scale_field(args, block), args.nan_overflow);
     return finish(rule, _mm512_loadu_si512(x + (block - b) * kLanes), args.scales[block], true);
   };
+  fetch(x, args.fetch_next ? args.n * 2 : 0);
+  fetch(x + kLanes, args.fetch_next ? args.n * 2 : 0);
   return pack_codes(one(b), one(b + 1));
 }
 
@@ -301,7 +310,8 @@ inline bool has_nan(const uint8_t* codes, int64_t size) {
 }
 
 // Scales at which no value of a block, and no step on the way to it, is a denormal or overflows.
-inline bool is_tame(float scale) { return scale >= 0x1p-100f && scale <= 0x1p+100f; }
+constexpr float kLeastTame = 0x1p-100f, kMostTame = 0x1p+100f;
+inline bool is_tame(float scale) { return scale >= kLeastTame && scale <= kMostTame; }
 
 inline void decode_scaled(const CodeValues& values, const uint8_t* codes, int64_t size, bool stream,
                           uint16_t* out) {
@@ -323,9 +333,11 @@ inline CodeValues unbiased_values() {
 }
 
 // Times a power of two: exponents move, zeros stay.
-inline void decode_shifted(const CodeValues& unbiased, float scale, const uint8_t* codes,
+inline void decode_shifted(const CodeValues& unbiased, const float* scale, const uint8_t* codes,
                            int64_t size, bool stream, uint16_t* out) {
-  const __m512i shift = _mm512_set1_epi16(static_cast<int16_t>(as_bits(scale) >> 16));
+  int16_t upper = 0;
+  __builtin_memcpy(&upper, reinterpret_cast<const char*>(scale) + 2, sizeof(upper));
+  const __m512i shift = _mm512_set1_epi16(upper);
   for (int64_t i = 0; i < size; i += kLanes) {
     const __m512i code = load_codes(codes + i);
     const __mmask32 nonzero = _mm512_test_epi16_mask(code, _mm512_set1_epi16(0x7F));
@@ -350,16 +362,17 @@ inline void decode_widened(const CodeValues& ones, float scale, const uint8_t* c
   }
 }
 
-inline void decode_block(const DecodeArgs& args, const CodeValues& values, int64_t first,
-                         float scale, bool stream, uint16_t* out) {
+inline void decode_block(const DecodeArgs& args, const CodeValues& values, int64_t first, int64_t b,
+                         bool stream, uint16_t* out) {
   const uint8_t* const codes = args.codes + first;
-  if (args.power_of_two)
-    return decode_shifted(values, scale, codes, args.block, stream, out + first);
-  decode_scaled(CodeValues(scale), codes, args.block, stream, out + first);
+  if (args.power_of_two) {
+    return decode_shifted(values, args.scales + b, codes, args.block, stream, out + first);
+  }
+  decode_scaled(CodeValues(args.scales[b]), codes, args.block, stream, out + first);
 }
-inline void decode_block(const DecodeArgs& args, const CodeValues& values, int64_t first,
-                         float scale, bool stream, uint32_t* out) {
-  decode_widened(values, scale, args.codes + first, args.block, stream, out + first);
+inline void decode_block(const DecodeArgs& args, const CodeValues& values, int64_t first, int64_t b,
+                         bool stream, uint32_t* out) {
+  decode_widened(values, args.scales[b], args.codes + first, args.block, stream, out + first);
 }
 
 // Whole blocks that are looked at together before they are decoded: a line of codes at least.
@@ -367,11 +380,11 @@ constexpr int64_t kTogether = 512;
 
 // True when no code and no scale of them needs the careful way.
 inline bool all_tame(const DecodeArgs& args, int64_t first, int64_t size) {
-  bool tame = !has_nan(args.codes + first, size);
-  for (int64_t b = first / args.block; b < (first + size) / args.block; ++b) {
-    tame = tame & is_tame(args.scales[b]);
-  }
-  return tame;
+  const auto some = static_cast<__mmask16>((1u << size / args.block) - 1u);  // 16 at most
+  const __m512 scales = _mm512_maskz_loadu_ps(some, args.scales + first / args.block);
+  const __mmask16 above = _mm512_cmp_ps_mask(scales, _mm512_set1_ps(kLeastTame), _CMP_GE_OQ);
+  const __mmask16 below = _mm512_cmp_ps_mask(scales, _mm512_set1_ps(kMostTame), _CMP_LE_OQ);
+  return (above & below & some) == some && !has_nan(args.codes + first, size);
 }
 
 template <typename T>
@@ -397,8 +410,8 @@ void decode(const DecodeArgs& args) {
   for (int64_t at = 0; at < args.n; at += kTogether) {
     const int64_t size = least(kTogether, args.n - at) / args.block * args.block;
     if (all_tame(args, at, size)) {
-      for (int64_t first = at; first < at + size; first += args.block) {
-        decode_block(args, values, first, args.scales[first / args.block], stream, out);
+      for (int64_t first = at, b = at / args.block; first < at + size; first += args.block, ++b) {
+        decode_block(args, values, first, b, stream, out);
       }
     } else {
       decode_carefully<T>(args, at, size);
@@ -457,7 +470,9 @@ void encode_block_f32(const EncodeArgs& args, int64_t first, float scale, bool s
                         _mm512_set1_ps(args.reciprocal ? scale : 1.0f / scale), args.reciprocal};
   const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
   int64_t i = 0;
+  const int64_t ahead = args.fetch_next ? args.n * 4 : 0;
   for (; i + 64 <= args.block; i += 64) {
+    for (int64_t line = 0; line < 64; line += 16) fetch(x + i + line, ahead);
     const __m512i low =
         _mm512_packus_epi32(encode_16(divisor, x + i), encode_16(divisor, x + i + 16));
     const __m512i high =
@@ -465,6 +480,7 @@ void encode_block_f32(const EncodeArgs& args, int64_t first, float scale, bool s
     store_line(codes + i, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high)), stream);
   }
   for (; i < args.block; i += 16) {
+    fetch(x + i, ahead);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + i),
                      _mm512_cvtepi32_epi8(encode_16(divisor, x + i)));
   }
@@ -487,8 +503,8 @@ void encode_f32(const EncodeArgs& args) {
 
 }  // namespace
 
-const Kernel kKernelAvx512 = {Level::kAvx512,  false,       amax_bf16,  amax_rows<uint32_t>,
-                              scales_e8m0,     encode_bf16, encode_f32, decode<uint16_t>,
-                              decode<uint32_t>};
+const Kernel kKernelAvx512 = {Level::kAvx512,   false,           amax_bf16,   amax_rows<uint32_t>,
+                              scales_f32,       scales_e8m0,     encode_bf16, encode_f32,
+                              decode<uint16_t>, decode<uint32_t>};
 
 }  // namespace argosy::quant

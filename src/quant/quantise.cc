@@ -65,7 +65,7 @@ class Quantiser {
   void do_task(const Task& task, bool amax_only) {
     if (transposed_) return do_gathered(task, amax_only);
     const int64_t block_rows = rule_.info.block_rows;
-    const int64_t chunk = block_rows == 1 ? kChunkCols : kChunkCols / 4;
+    const int64_t chunk = block_rows == 1 ? kChunkCols : kChunkCols / 2;
     for (int64_t row = task.row; row < task.row + task.num_rows; row += block_rows) {
       const int64_t num_rows = std::min(block_rows, task.row + task.num_rows - row);
       for (int64_t at = 0; at < task.cols->size; at += chunk) {
@@ -144,6 +144,8 @@ class Quantiser {
     args.element = rule_.info.element;
     args.nan_overflow = options_.overflow == Overflow::kNaN;
     args.stream = stream_;
+    // A gathered tile, or one of many rows, is in the caches as a whole.
+    args.fetch_next = !transposed_ && rule_.info.block_rows == 1;
     const int64_t per_byte = rule_.info.element == ElementFormat::kE2M1 ? 2 : 1;
     for (int64_t r = 0; r < tile.num_rows; ++r) {
       args.x = tile.data + r * tile.row_bytes;

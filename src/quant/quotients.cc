@@ -4,7 +4,7 @@
 #include <bit>
 
 #include "quant/element.h"
-#include "quant/scales.h"
+#include "quant/kernel.h"
 
 namespace argosy::quant {
 namespace {
@@ -15,7 +15,9 @@ QuotientCodes make_codes() {
   constexpr uint32_t kField = 127u << kMantissaBits;
   constexpr int kShift = 4;  // exponents
   for (uint32_t amax = 0; amax < 128; ++amax) {
-    const float scale = scale_f32(kField | amax << 16);
+    const uint32_t word = kField | amax << 16;
+    float scale = 0;
+    kKernelBase.scales_f32({&word, 1, &scale});
     for (uint32_t x = 0; x < 128; ++x) {
       const float quotient = std::bit_cast<float>(kField | x << 16) / scale;
       const uint32_t lower = std::bit_cast<uint32_t>(quotient) - (kShift << kMantissaBits);

@@ -12,7 +12,7 @@
 namespace argosy::quant {
 
 // Columns that one pass of the kernels takes: values, codes and amax of them stay in L1. A multiple of every block.
-inline constexpr int64_t kChunkCols = 4096;
+inline constexpr int64_t kChunkCols = 2048;
 inline constexpr int64_t kLeastBlock = 16;
 inline constexpr int64_t kMaxChunkBlocks = kChunkCols / kLeastBlock;
 

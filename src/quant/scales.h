@@ -19,8 +19,6 @@ struct ScaleRule {
 };
 ScaleRule rule_of(BlockFormat format, const QuantiseOptions& options);
 
-// fp32 scale of e4m3 codes: amax / 448, 1 for an empty block, at least 2^-149, NaN for a block that is not finite.
-float scale_f32(uint32_t amax);
 // NVFP4: amax / 2688 over the tensor's finite blocks, 1 for a tensor of zeros, at least 2^-149.
 float tensor_scale(uint32_t amax);
 
