@@ -151,6 +151,34 @@ TEST(Block, EveryPairOfBf16MantissasIsTheTrueQuotient) {
   }
 }
 
+// Quotients of fp32 values next to every midpoint between codes: where a product with the reciprocal would be wrong.
+TEST(Block, Fp32QuotientsNextToMidpointsAreTrue) {
+  std::mt19937 rng(kSeed + 4);
+  SCOPED_TRACE("seed " + std::to_string(kSeed + 4));
+  constexpr int64_t kCols = 128;
+  for (int round = 0; round < 60; ++round) {
+    const float amax = std::bit_cast<float>(random_bits(rng, Values::kOrdinary) & 0x7FFFFFFFu);
+    const float scale = amax / 448.0f;
+    std::vector<float> x;
+    for (int code = 0; code < max_code(ElementFormat::kE4M3); ++code) {
+      const double middle =
+          (definition(ElementFormat::kE4M3, code) + definition(ElementFormat::kE4M3, code + 1)) / 2;
+      const auto word =
+          std::bit_cast<int32_t>(static_cast<float>(middle * static_cast<double>(scale)));
+      for (int32_t ulps = -4; ulps <= 4; ++ulps) {
+        if (x.size() % kCols == 0) x.push_back(amax);
+        const float value = std::bit_cast<float>(word + ulps);
+        x.push_back(ulps % 2 == 0 ? value : -value);
+      }
+    }
+    x.resize((x.size() + kCols - 1) / kCols * kCols, 0.0f);
+    x[x.size() - 1] = amax;
+    const Shape shape{static_cast<int64_t>(x.size()) / kCols, kCols};
+    expect_both_ways(BlockFormat::kE4M3_1x128, x, shape, DType::kF32, {});
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST(Block, NamedScaleCases) {
   const float amaxes[] = {1.0f, 1.5f, 1.75f, 1.76f, 3.5f, 480.0f};  // C181
   const int floor_codes[] = {119, 119, 119, 119, 120, 127};
