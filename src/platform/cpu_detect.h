@@ -17,6 +17,8 @@ struct CpuFeatures {
   bool avx512 = false;       // F, BW, DQ, VL
   bool avx512_bf16 = false;  // VDPBF16PS
   bool amx_bf16 = false;     // tiles, TDPBF16PS, and the permission to use them
+  // No level: kernels that gain by it ask for it beside their level.
+  bool avx512_vbmi = false;  // permutations of bytes
 };
 CpuFeatures cpu_features();
 

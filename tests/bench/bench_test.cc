@@ -14,7 +14,7 @@ namespace {
 using Words = std::vector<std::string>;
 using nlohmann::json;
 
-const Words kAreas = {"gemm", "layer", "exchange"};
+const Words kAreas = {"gemm", "layer", "exchange", "quantise"};
 
 CliResult quick(const std::string& area, Words more) {
   more.insert(more.begin(), {"bench", area, "--quick", "--samples", "3"});
@@ -60,7 +60,8 @@ TEST(Bench, AreasHaveTheNamedCases) {
   const std::vector<std::set<std::string>> names = {
       {"gemm_hot", "gemm_cold", "gemm_skew"},
       {"layer_prefill", "layer_decode", "layer_ranks"},
-      {"exchange_throughput"}};
+      {"exchange_throughput"},
+      {"quantise_e4m3_1x128", "quantise_mxfp8", "dequantise_e4m3_1x128", "dequantise_mxfp8"}};
   for (size_t i = 0; i < kAreas.size(); ++i) {
     const CliResult result = run_cli({"bench", kAreas[i], "--list", "--json", "-"});
     ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -108,6 +109,11 @@ TEST(Bench, FullSizesAndGoals) {
                         {{"H", 7168}, {"K", 8}, {"E", 256}, {"T", 1024}, {"R", 4}})["goals"]["amx"]
                        .get<double>(),
                    1 / 1.15);
+  const json quantise = list_of("quantise");
+  for (const char* const name : {"quantise_e4m3_1x128", "dequantise_mxfp8"}) {
+    EXPECT_EQ(find(quantise, name, {{"rows", 8192}, {"cols", 7168}, {"bits", 16}})["goals"]["fma"],
+              0.8);
+  }
 }
 
 TEST(Bench, FilterPicksByNameAndParameter) {
@@ -159,7 +165,7 @@ TEST(Bench, BadWordsAreRefusedByName) {
   };
   const std::vector<Case> table = {
       {{"bench"}, {"area"}},
-      {{"bench", "router"}, {"'router'", "gemm", "layer", "exchange"}},
+      {{"bench", "router"}, {"'router'", "gemm", "layer", "exchange", "quantise"}},
       {{"bench", "layer", "--filter", "layer_nap"},
        {"'layer_nap'", "layer_decode T=8 ", "layer_ranks T=2048 "}},
       {{"bench", "gemm", "--level", "mmx"}, {"mmx", "generic"}},

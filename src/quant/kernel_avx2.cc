@@ -1,0 +1,17 @@
+// The quantiser's loops compiled with AVX2. See kernel.inl.
+#include "quant/kernel.inl"
+
+namespace argosy::quant {
+
+const Kernel kKernelAvx2 = {Level::kAvx2,
+                            false,
+                            amax_rows<uint16_t>,
+                            amax_rows<uint32_t>,
+                            scales_f32,
+                            scales_e8m0,
+                            encode_rows<uint16_t>,
+                            encode_rows<uint32_t>,
+                            decode_rows<uint16_t>,
+                            decode_rows<uint32_t>};
+
+}  // namespace argosy::quant

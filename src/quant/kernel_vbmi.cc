@@ -1,0 +1,229 @@
+// Quantising bf16 to e4m3 with permutations of bytes (AVX512_VBMI): 64 codes at a time.
+//
+// A code is a byte looked up by the 7 bits of a mantissa, less eight for each exponent below the block's largest. What falls
+// into e4m3's denormals, and is not zero, is divided out. Blocks that do not fit go to kernel_avx512.cc, and so does all
+// else. Only the table of functions has external linkage.
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 takes the undefined start of an intrinsic of its own header for a mistake.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <immintrin.h>
+
+#include "quant/element.h"
+#include "quant/kernel.h"
+#include "quant/quotients.h"
+
+namespace argosy::quant {
+namespace {
+
+constexpr int64_t kLine = 64;
+constexpr int64_t kShort = 32;  // elements of a block, two to a line
+constexpr uintptr_t kLineMask = kLine - 1;
+
+inline uint32_t as_bits(float value) { return __builtin_bit_cast(uint32_t, value); }
+
+// Mantissa of x -> code at the block's top exponent.
+struct CodeTable {
+  __m512i low, high;
+};
+
+// Rounded to three bits, above the code of 256.
+inline CodeTable shift_table() {
+  alignas(64) uint8_t codes[128];
+  for (int m = 0; m < 128; ++m) {
+    codes[m] = static_cast<uint8_t>(0x78 + ((m + 7 + (m >> 4 & 1)) >> 4));
+  }
+  return {_mm512_load_si512(codes), _mm512_load_si512(codes + kLine)};
+}
+
+// Codes of 16 bf16 below e4m3's smallest normal: added to 2^14, the last place is that of the denormals.
+inline __m128i denormal_codes(const uint16_t* x, __m512 scale, bool reciprocal) {
+  const __m256i words = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)),
+                                         _mm256_set1_epi16(0x7FFF));
+  const __m512 value = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+  const __m512 q = reciprocal ? _mm512_mul_ps(value, scale) : _mm512_div_ps(value, scale);
+  return _mm512_cvtepi32_epi8(_mm512_castps_si512(_mm512_add_ps(q, _mm512_set1_ps(0x1p+14f))));
+}
+
+__attribute__((noinline)) __m512i with_denormals(__m512i codes, __mmask64 denormal,
+                                                 const uint16_t* x, float low_scale,
+                                                 float high_scale, bool reciprocal) {
+  alignas(64) uint8_t exact[kLine];
+  for (int i = 0; i < 4; ++i) {
+    const __m512 scale = _mm512_set1_ps(i < 2 ? low_scale : high_scale);
+    _mm_store_si128(reinterpret_cast<__m128i*>(exact + 16 * i),
+                    denormal_codes(x + 16 * i, scale, reciprocal));
+  }
+  return _mm512_mask_mov_epi8(codes, denormal, _mm512_load_si512(exact));
+}
+
+inline __m512i even_bytes() {
+  alignas(64) uint8_t at[kLine];
+  for (int i = 0; i < kLine; ++i) at[i] = static_cast<uint8_t>(2 * i);
+  return _mm512_load_si512(at);
+}
+
+// What all lines of a call share.
+struct Lines {
+  __m512i even = even_bytes();
+  __m512i odd = _mm512_add_epi8(even, _mm512_set1_epi8(1));
+  __m512i most;
+  bool reciprocal;
+  bool stream;
+  int64_t ahead;  // bytes to what is fetched early; 0: the same line, which is there already
+
+  // 64 bf16 at x, `top`: per byte the exponent field at which the table holds.
+  void encode(const CodeTable& table, __m512i top, const uint16_t* x, float low_scale,
+              float high_scale, uint8_t* codes) const {
+    const __m512i first = _mm512_loadu_si512(x), second = _mm512_loadu_si512(x + kLine / 2);
+    const char* const next = reinterpret_cast<const char*>(x) + ahead;
+    _mm_prefetch(next, _MM_HINT_T0);
+    _mm_prefetch(next + kLine, _MM_HINT_T0);
+    const __m512i low = _mm512_permutex2var_epi8(first, even, second);
+    const __m512i high = _mm512_permutex2var_epi8(first, odd, second);
+    const __m512i mantissa_code = _mm512_permutex2var_epi8(table.low, low, table.high);
+    const __m512i twice = _mm512_add_epi8(high, high);
+    const __m512i exponent =
+        _mm512_mask_sub_epi8(twice, _mm512_movepi8_mask(low), twice, _mm512_set1_epi8(-1));
+    const __m512i below = _mm512_subs_epu8(top, exponent);
+    // 31 exponents down nothing is left; times eight it just fits a byte.
+    const __m512i down = _mm512_slli_epi16(_mm512_min_epu8(below, _mm512_set1_epi8(31)), 3);
+    __m512i code = _mm512_min_epu8(_mm512_subs_epu8(mantissa_code, down), most);
+    const __mmask64 small = _mm512_cmplt_epu8_mask(code, _mm512_set1_epi8(8));
+    const __mmask64 denormal = _mm512_mask_cmple_epu8_mask(small, below, _mm512_set1_epi8(19));
+    if (denormal != 0) [[unlikely]] {
+      code = with_denormals(code, denormal, x, low_scale, high_scale, reciprocal);
+    }
+    // code | (high & 0x80)
+    code = _mm512_ternarylogic_epi32(code, high, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);
+    if (stream) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(codes), code);
+    } else {
+      _mm512_storeu_si512(codes, code);
+    }
+  }
+};
+
+// Exponent fields of a power-of-two scale at which all of a block's values, denormal ones too, are what the byte steps
+// take them for; see kernel_avx512.cc. The table's top is eight above.
+constexpr int kLeastScaleField = 12, kMostScaleField = 247, kTopAbove = 8;
+constexpr uint32_t kLeastAmaxField = 40;
+
+// Field of the scale, out of range for NaN.
+inline int scale_field(const EncodeArgs& args, int64_t b) {
+  const int field = static_cast<int>(as_bits(args.scales[b]) >> kMantissaBits);
+  return args.reciprocal ? 254 - field : field;
+}
+inline bool by_shift(const EncodeArgs& args, int64_t b) {
+  const int field = scale_field(args, b);
+  const bool power = args.reciprocal || (as_bits(args.scales[b]) & E8M0Args::kMantissaMask) == 0;
+  return power && field >= kLeastScaleField && field <= kMostScaleField;
+}
+
+void encode_elsewhere(const EncodeArgs& args, int64_t first, int64_t size) {
+  EncodeArgs part = args;
+  part.x += first * 2;
+  part.n = size;
+  part.scales += first / args.block;
+  if (args.amax != nullptr) part.amax += first / args.block;
+  part.codes += first;
+  kKernelAvx512.encode_bf16(part);
+}
+
+// Blocks of a multiple of 64.
+void encode_long(const EncodeArgs& args, const Lines& lines, int64_t whole) {
+  const auto* const x = reinterpret_cast<const uint16_t*>(args.x);
+  const CodeTable shifts = shift_table();
+  const QuotientCodes& quotients = quotient_codes();
+  for (int64_t b = 0; b < whole; ++b) {
+    const int64_t begin = b * args.block;
+    CodeTable table = shifts;
+    int top = 0;
+    if (by_shift(args, b)) {
+      top = scale_field(args, b) + kTopAbove;
+    } else if (args.amax != nullptr && args.amax[b] < kInfBits &&
+               args.amax[b] >> kMantissaBits >= kLeastAmaxField) {
+      const uint8_t* const row = quotients.codes[args.amax[b] >> 16 & 0x7F];
+      table = {_mm512_load_si512(row), _mm512_load_si512(row + kLine)};
+      top = static_cast<int>(args.amax[b] >> kMantissaBits);
+    } else {
+      encode_elsewhere(args, begin, args.block);
+      continue;
+    }
+    const __m512i tops = _mm512_set1_epi8(static_cast<char>(top));
+    for (int64_t i = begin; i < begin + args.block; i += kLine) {
+      lines.encode(table, tops, x + i, args.scales[b], args.scales[b], args.codes + i);
+    }
+  }
+}
+
+// Sixteen blocks of 32 with power-of-two scales. False: one of them does not fit.
+inline bool tops_of(const EncodeArgs& args, int64_t b, uint8_t* tops) {
+  const __m512i fields = _mm512_sub_epi32(
+      _mm512_set1_epi32(254),
+      _mm512_srli_epi32(_mm512_castps_si512(_mm512_loadu_ps(args.scales + b)), kMantissaBits));
+  const __m512i above = _mm512_sub_epi32(fields, _mm512_set1_epi32(kLeastScaleField));
+  const __mmask16 fit =
+      _mm512_cmple_epu32_mask(above, _mm512_set1_epi32(kMostScaleField - kLeastScaleField));
+  const __m512i top = _mm512_add_epi32(fields, _mm512_set1_epi32(kTopAbove));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(tops), _mm512_cvtepi32_epi8(top));
+  return fit == 0xFFFF;
+}
+
+void encode_short(const EncodeArgs& args, const Lines& lines, int64_t whole) {
+  constexpr int64_t kTogether = 16;
+  const auto* const x = reinterpret_cast<const uint16_t*>(args.x);
+  const CodeTable table = shift_table();
+  // First half of a line: byte 0 of the two tops; second half: byte 1.
+  const __m512i spread = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi8(1), 1);
+  int64_t b = 0;
+  for (; b + kTogether <= whole; b += kTogether) {
+    uint8_t tops[kTogether];
+    if (!tops_of(args, b, tops)) {
+      encode_elsewhere(args, b * kShort, kTogether * kShort);
+      continue;
+    }
+    for (int64_t i = 0; i < kTogether; i += 2) {
+      uint16_t two = 0;
+      __builtin_memcpy(&two, tops + i, sizeof(two));
+      const __m512i top = _mm512_shuffle_epi8(_mm512_set1_epi16(static_cast<int16_t>(two)), spread);
+      const int64_t first = (b + i) * kShort;
+      lines.encode(table, top, x + first, args.scales[b + i], args.scales[b + i + 1],
+                   args.codes + first);
+    }
+  }
+  if (b < whole) encode_elsewhere(args, b * kShort, (whole - b) * kShort);
+}
+
+void encode_bf16(const EncodeArgs& args) {
+  const bool is_short = args.block == kShort && args.reciprocal;
+  if (args.element != ElementFormat::kE4M3 || (args.block % kLine != 0 && !is_short)) {
+    return kKernelAvx512.encode_bf16(args);
+  }
+  Lines lines;
+  lines.most = _mm512_set1_epi8(
+      static_cast<char>(args.nan_overflow ? kE4M3Bits.overflow_code : kE4M3Bits.max_code));
+  lines.reciprocal = args.reciprocal;
+  lines.stream = args.stream && (reinterpret_cast<uintptr_t>(args.codes) & kLineMask) == 0;
+  lines.ahead = args.fetch_next ? args.n * 2 : 0;
+  const int64_t whole = args.n / args.block;
+  is_short ? encode_short(args, lines, whole) : encode_long(args, lines, whole);
+  const int64_t done = whole * args.block;
+  if (done < args.n) encode_elsewhere(args, done, args.n - done);
+}
+
+void amax_bf16(const AmaxArgs& args) { kKernelAvx512.amax_bf16(args); }
+void amax_f32(const AmaxArgs& args) { kKernelAvx512.amax_f32(args); }
+void scales_f32(const F32ScaleArgs& args) { kKernelAvx512.scales_f32(args); }
+void scales_e8m0(const E8M0Args& args) { kKernelAvx512.scales_e8m0(args); }
+void encode_f32(const EncodeArgs& args) { kKernelAvx512.encode_f32(args); }
+void decode_bf16(const DecodeArgs& args) { kKernelAvx512.decode_bf16(args); }
+void decode_f32(const DecodeArgs& args) { kKernelAvx512.decode_f32(args); }
+
+}  // namespace
+
+const Kernel kKernelVbmi = {Level::kAvx512, true,        amax_bf16,  amax_f32,    scales_f32,
+                            scales_e8m0,    encode_bf16, encode_f32, decode_bf16, decode_f32};
+
+}  // namespace argosy::quant
