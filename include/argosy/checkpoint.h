@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "argosy/activation.h"
+#include "argosy/quantise.h"
 #include "argosy/router.h"
 #include "argosy/router_file.h"
 #include "argosy/status.h"
@@ -102,11 +103,16 @@ struct ModelConfig {
 Result<ModelConfig> read_model_config(const std::string& dir, const RouterFile* router = nullptr);
 Result<ModelConfig> parse_model_config(std::string_view json_text, const RouterFile* router = nullptr);
 
-// Expert matrices as the GEMM wants them: rows are outputs. bf16 or fp32.
+// Expert matrices as the GEMM wants them: rows are outputs. bf16 or fp32, or all three quantised.
 struct ExpertTensors {
   Tensor gate;  // [F, H]
   Tensor up;    // [F, H]
   Tensor down;  // [H, F]
+  // Shapes as above; the three tensors above are then empty. Codes and scales as the file has them.
+  struct Quantised {
+    QuantisedTensor gate, up, down;
+  };
+  std::optional<Quantised> quantised;
   // bf16 or fp32; all three or, without ModelConfig::expert_bias, none.
   Tensor gate_bias;  // [F]
   Tensor up_bias;    // [F]
