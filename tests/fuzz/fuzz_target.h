@@ -40,6 +40,7 @@ struct FuzzTarget {
   std::string (*check)(std::string_view input);
   std::string (*mutate)(std::string_view input, Random& random, ByteMutator bytes);
   std::map<std::string, std::string> (*seeds)();  // file name -> bytes
+  std::map<std::string, std::string> (*large)();  // name -> some 1 MB that asks for much memory
 };
 
 const FuzzTarget& safetensors_target();
@@ -48,12 +49,14 @@ const FuzzTarget& index_target();
 const FuzzTarget& plan_target();
 const std::vector<const FuzzTarget*>& all_targets();
 
-// What an input of n bytes may cost: largest * n + constant in one request, peak * n + constant at
-// once. The factors are what the structures need at worst (docs/fuzzing.md).
+// What an input of n bytes may cost: n + constant in one request, peak * n + constant at once. What
+// needs a large constant for large inputs has a tighter one for small ones: no more than
+// small_factor * n + small_constant in one request, where that is less (docs/fuzzing.md).
 struct HeapBound {
-  size_t largest = 0;
   size_t peak = 0;
   size_t constant = 0;
+  size_t small_factor = 1;
+  size_t small_constant = constant;
 };
 
 // Empty, or which number of `use` is above the bound.
