@@ -1,8 +1,9 @@
 // Checkpoints in Hugging Face format: safetensors files, sharded indexes, model configs, expert layouts.
 //
 // Nothing that a file says is believed before it is checked: no crash, no request for memory larger than the
-// file plus a constant (contract 6.6, docs/fuzzing.md). Families: deepseek_v3, deepseek_v2, mixtral, qwen3_moe, olmoe; per family the required
-// fields, defaults and refused values stand in docs/checkpoints.md. Test: tests/io/.
+// file plus a constant (contract 6.6, docs/fuzzing.md). Families: deepseek_v3, deepseek_v2, mixtral, qwen3_moe,
+// olmoe; per family the required fields, defaults and refused values stand in docs/checkpoints.md.
+// Test: tests/io/.
 #pragma once
 
 #include <cstdint>
@@ -89,10 +90,9 @@ struct ModelConfig {
 };
 
 // Reads DIR/config.json or the text itself. Errors: kNotFound; kCorruptData for JSON that does not parse or
-// passes a limit of docs/checkpoints.md;
-// kInvalidArgument naming family, field and value for missing, contradictory or refused fields;
-// kUnsupported for an unknown family, listing the known ones, and for what is valid but not built yet
-// (quantised weights, another activation, biases).
+// passes a limit of docs/checkpoints.md; kInvalidArgument naming family, field and value for missing,
+// contradictory or refused fields; kUnsupported for an unknown family, listing the known ones, and for what is
+// valid but not built yet (quantised weights, another activation, biases).
 Result<ModelConfig> read_model_config(const std::string& dir);
 Result<ModelConfig> parse_model_config(std::string_view json_text);
 

@@ -36,6 +36,7 @@ std::map<std::string, std::string> large_json() {
       {"text", '"' + repeated("x") + '"'},
       {"text_of_escapes", '"' + repeated("\\u00e9") + '"'},
       {"text_with_one_escape", '"' + repeated("x") + "\\n\""},
+      {"text_with_an_escape_inside", '"' + repeated("x") + "\\n" + repeated("x") + "xx\""},
       {"growing_texts_of_escapes",
        [] {
          std::string all = "[";
