@@ -16,7 +16,7 @@ using Json = nlohmann::json;
 
 class TreeBuilder : public JsonHandler {
  public:
-  explicit TreeBuilder(std::string_view what) : what_(what) {}
+  TreeBuilder(std::string_view what, size_t max_values) : what_(what), max_values_(max_values) {}
 
   Json take_tree() { return std::move(root_); }
 
@@ -42,9 +42,8 @@ class TreeBuilder : public JsonHandler {
 
  private:
   Status add(Json value) {
-    if (++num_values_ > kMaxJsonValues) {
-      return base::error(StatusCode::kCorruptData, "{}: more than {} values", what_,
-                         kMaxJsonValues);
+    if (++num_values_ > max_values_) {
+      return base::error(StatusCode::kCorruptData, "{}: more than {} values", what_, max_values_);
     }
     if (open_.empty()) {
       last_ = &root_;
@@ -67,6 +66,7 @@ class TreeBuilder : public JsonHandler {
   }
 
   const std::string_view what_;
+  const size_t max_values_;
   Json root_;
   size_t num_values_ = 0;
   std::vector<Json*> open_;  // innermost last; an array grows only while it is the innermost
@@ -76,8 +76,8 @@ class TreeBuilder : public JsonHandler {
 
 }  // namespace
 
-Result<Json> parse_json(std::string_view text, std::string_view what) {
-  TreeBuilder builder(what);
+Result<Json> parse_json(std::string_view text, std::string_view what, size_t max_values) {
+  TreeBuilder builder(what, max_values);
   ARGOSY_RETURN_IF_ERROR(read_json(text, fmt::format("{}:", what), builder));
   return builder.take_tree();
 }

@@ -18,9 +18,11 @@ inline constexpr size_t kMaxJsonValues = 1 << 14;
 inline constexpr size_t kMaxJsonTreeBytes = 32 * kMaxJsonValues;
 
 // The tree of `text`. Errors: kCorruptData naming `what` (usually the file) and the byte, key or
-// limit: no JSON, nested deeper than kMaxJsonDepth, more than kMaxJsonValues values (containers
-// count too), or one key twice in an object.
-Result<nlohmann::json> parse_json(std::string_view text, std::string_view what);
+// limit: no JSON, nested deeper than kMaxJsonDepth, more than `max_values` values (containers
+// count too), or one key twice in an object. With more values than the default, the constant above
+// grows with them.
+Result<nlohmann::json> parse_json(std::string_view text, std::string_view what,
+                                  size_t max_values = kMaxJsonValues);
 
 // A word of a file as it may stand in a message: shortened between letters, control characters
 // replaced.

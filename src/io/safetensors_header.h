@@ -1,6 +1,7 @@
 // The JSON header of a safetensors file, checked whole before anything is believed.
 //
-// No request for memory exceeds the header plus a constant. Test: tests/io/safetensors_header_test.cc.
+// No request for memory exceeds the header plus a constant.
+// Test: tests/io/safetensors_header_test.cc.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
 // Finds the files of a checkpoint folder and merges their headers into one list.
 //
 // The index is held against what the shards really hold, so a stale one is an error and never a
-// wrong read. What grows with its text lies in maps and sets, one small block an entry. Test: tests/io/checkpoint_test.cc.
+// wrong read. What grows with its text lies in maps and sets, one small block an entry.
+// Test: tests/io/checkpoint_test.cc.
 #include "io/tensor_directory.h"
 
 #include <algorithm>

@@ -20,7 +20,7 @@ namespace {
 // A list's values are 16 bytes each for 2 of text, in a vector that doubles; the tree is freed
 // through one as well.
 constexpr HeapBound kBound = {
-    .peak = 32, .constant = 512 << 10, .small_factor = 16, .small_constant = 8192};
+    .peak = 32, .constant = 512 << 10, .small_largest = 16, .small_constant = 8192};
 
 constexpr std::string_view kWords[] = {"model_type",
                                        "text_config",

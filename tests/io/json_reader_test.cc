@@ -2,8 +2,8 @@
 // same events. Two differences are meant: a NUL ends nlohmann's text early, and a number that fp64
 // rounds to zero is refused here.
 //
-// Mutations tried, each makes a test fail: no check of overlong letters (of three or four bytes), of half
-// pairs or of control characters; "01" taken as a number; decoding without the reserve.
+// Mutations tried, each makes a test fail: no check of overlong letters (of three or four bytes),
+// of half pairs or of control characters; "01" taken as a number; decoding without the reserve.
 #include "io/json_reader.h"
 
 #include <fmt/format.h>

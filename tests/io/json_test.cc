@@ -45,6 +45,8 @@ TEST(Json, ValuesAreLimited) {
   EXPECT_EQ(most->size(), io::kMaxJsonValues - 1);
   test::expect_error(io::parse_json(ones(io::kMaxJsonValues), "text"), StatusCode::kCorruptData,
                      {"text", "16384"});
+  EXPECT_TRUE(io::parse_json(ones(3), "text", 4).has_value());
+  test::expect_error(io::parse_json(ones(4), "text", 4), StatusCode::kCorruptData, {"than 4 "});
   const std::string large = ones(1'000'000);
   test::reset_largest_allocation();
   EXPECT_FALSE(io::parse_json(large, "text").has_value());
