@@ -1,70 +1,85 @@
-// A first pass over the text checks its structure, a second builds the tree: the checks need no
-// tree, and the tree never holds what they refuse. Test: tests/io/json_test.cc.
+// The tree is built from events, so it never holds what is refused. Test: tests/io/json_test.cc.
 #include "io/json.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "io/json_reader.h"
 
 namespace argosy::io {
 namespace {
 
 using Json = nlohmann::json;
 
-// Keys of the open objects, innermost last; arrays hold an empty set, so the size is the depth.
-class StructureCheck : public nlohmann::json_sax<Json> {
+class TreeBuilder : public JsonHandler {
  public:
-  std::string problem;
+  TreeBuilder(std::string_view what, size_t max_values) : what_(what), max_values_(max_values) {}
 
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(int64_t) override { return true; }
-  bool number_unsigned(uint64_t) override { return true; }
-  bool number_float(double, const std::string&) override { return true; }
-  bool string(std::string&) override { return true; }
-  bool binary(Json::binary_t&) override { return true; }
-  bool start_object(size_t) override { return enter(); }
-  bool start_array(size_t) override { return enter(); }
-  bool end_object() override { return leave(); }
-  bool end_array() override { return leave(); }
+  Json take_tree() { return std::move(root_); }
 
-  bool key(std::string& word) override {
-    if (open_.back().insert(word).second) return true;
-    problem = fmt::format("key {} stands twice in one object", in_quotes(word));
-    return false;
-  }
+  Status null() override { return add(nullptr); }
+  Status boolean(bool value) override { return add(value); }
+  Status number_unsigned(uint64_t value) override { return add(value); }
+  Status number_negative(int64_t value) override { return add(value); }
+  Status number_float(double value, std::string_view) override { return add(value); }
+  Status string(std::string_view value) override { return add(value); }
+  Status start_object() override { return enter(Json::object()); }
+  Status start_array() override { return enter(Json::array()); }
+  Status end_object() override { return leave(); }
+  Status end_array() override { return leave(); }
 
-  bool parse_error(size_t position, const std::string&, const Json::exception&) override {
-    problem = fmt::format("no JSON at byte {}", position);
-    return false;
+  Status key(std::string_view word) override {
+    auto& members = open_.back()->get_ref<Json::object_t&>();
+    const auto [member, is_new] = members.emplace(word, nullptr);
+    member_ = &member->second;
+    if (is_new) return {};
+    return base::error(StatusCode::kCorruptData, "{}: key {} stands twice in one object", what_,
+                       in_quotes(word));
   }
 
  private:
-  bool enter() {
-    open_.emplace_back();
-    if (open_.size() <= kMaxJsonDepth) return true;
-    problem = fmt::format("nested deeper than {}", kMaxJsonDepth);
-    return false;
+  Status add(Json value) {
+    if (++num_values_ > max_values_) {
+      return base::error(StatusCode::kCorruptData, "{}: more than {} values", what_, max_values_);
+    }
+    if (open_.empty()) {
+      last_ = &root_;
+    } else if (open_.back()->is_array()) {
+      last_ = &open_.back()->get_ref<Json::array_t&>().emplace_back();
+    } else {
+      last_ = member_;
+    }
+    *last_ = std::move(value);
+    return {};
   }
-  bool leave() {
+  Status enter(Json container) {
+    ARGOSY_RETURN_IF_ERROR(add(std::move(container)));
+    open_.push_back(last_);
+    return {};
+  }
+  Status leave() {
     open_.pop_back();
-    return true;
+    return {};
   }
 
-  std::vector<std::set<std::string>> open_;
+  const std::string_view what_;
+  const size_t max_values_;
+  Json root_;
+  size_t num_values_ = 0;
+  std::vector<Json*> open_;  // innermost last; an array grows only while it is the innermost
+  Json* member_ = nullptr;   // of the innermost object, for the value that follows its key
+  Json* last_ = nullptr;     // the value added last
 };
 
 }  // namespace
 
-Result<Json> parse_json(std::string_view text, std::string_view what) {
-  StructureCheck check;
-  if (!Json::sax_parse(text.begin(), text.end(), &check)) {
-    return base::error(StatusCode::kCorruptData, "{}: {}", what, check.problem);
-  }
-  return Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+Result<Json> parse_json(std::string_view text, std::string_view what, size_t max_values) {
+  TreeBuilder builder(what, max_values);
+  ARGOSY_RETURN_IF_ERROR(read_json(text, fmt::format("{}:", what), builder));
+  return builder.take_tree();
 }
 
 std::string printable(std::string_view word) {

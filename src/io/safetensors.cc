@@ -20,7 +20,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors is little
 
 struct SafetensorsFile::State {
   io::ReadOnlyFile file;
-  std::vector<TensorInfo> tensors;
+  std::deque<TensorInfo> tensors;
   std::atomic<int64_t> bytes_read{0};
 };
 
@@ -38,7 +38,7 @@ size_t likeness(std::string_view a, std::string_view b) {
   return front + back;
 }
 
-std::string near_names(const std::vector<TensorInfo>& tensors, std::string_view name) {
+std::string near_names(const std::deque<TensorInfo>& tensors, std::string_view name) {
   std::vector<std::pair<size_t, const TensorInfo*>> ranked;
   ranked.reserve(tensors.size());
   for (const TensorInfo& tensor : tensors)
@@ -76,7 +76,7 @@ Result<std::shared_ptr<SafetensorsFile>> SafetensorsFile::open(const std::string
   std::string json(length, '\0');
   ARGOSY_RETURN_IF_ERROR(file.read(kLengthBytes, std::as_writable_bytes(std::span(json))));
   const auto header_bytes = static_cast<int64_t>(length);
-  Result<std::vector<TensorInfo>> tensors =
+  Result<std::deque<TensorInfo>> tensors =
       io::parse_safetensors_header(json, kLengthBytes + header_bytes, after_length - header_bytes);
   if (!tensors) {
     return Status(tensors.error().code(), fmt::format("{}: {}", path, tensors.error().message()));
@@ -86,11 +86,11 @@ Result<std::shared_ptr<SafetensorsFile>> SafetensorsFile::open(const std::string
 }
 
 const std::string& SafetensorsFile::path() const { return state_->file.path(); }
-const std::vector<TensorInfo>& SafetensorsFile::tensors() const { return state_->tensors; }
+const std::deque<TensorInfo>& SafetensorsFile::tensors() const { return state_->tensors; }
 int64_t SafetensorsFile::bytes_read() const { return state_->bytes_read.load(); }
 
 const TensorInfo* SafetensorsFile::find(std::string_view name) const {
-  const std::vector<TensorInfo>& all = state_->tensors;
+  const std::deque<TensorInfo>& all = state_->tensors;
   const auto at = std::lower_bound(
       all.begin(), all.end(), name,
       [](const TensorInfo& info, std::string_view want) { return info.name < want; });

@@ -1,73 +1,62 @@
 // One pass over the JSON text fills TensorInfo entries (no tree: a header of 100 MB would need ten
-// times that); then shapes, ranges and their tiling of the data are checked. Anything that the
-// format does not name is refused. Test: tests/io/safetensors_header_test.cc.
+// times that), in a deque: one block for all would be larger than the text. Then shapes, ranges and
+// their tiling of the data are checked. Anything that the format does not name is refused.
+// Test: tests/io/safetensors_header_test.cc.
 #include "io/safetensors_header.h"
 
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "io/json.h"
+#include "io/json_reader.h"
 
 namespace argosy::io {
 namespace {
 
-using Json = nlohmann::json;
-
-constexpr size_t kMaxHeaderDims = 64;
-
 // A JSON header read event by event. Levels: 1 the file, 2 a tensor or the metadata, 3 a list.
-class HeaderHandler : public nlohmann::json_sax<Json> {
+class HeaderHandler : public JsonHandler {
  public:
-  std::vector<TensorInfo> tensors;
-  Status problem;
+  std::deque<TensorInfo> tensors;
 
-  bool null() override { return fail("a null"); }
-  bool boolean(bool) override { return fail("a boolean"); }
-  bool binary(Json::binary_t&) override { return fail("binary data"); }
-  bool number_float(double, const std::string& text) override {
+  Status null() override { return fail("a null"); }
+  Status boolean(bool) override { return fail("a boolean"); }
+  Status number_float(double, std::string_view text) override {
     return fail(fmt::format("{}, no integer of 64 bits,", text.substr(0, 40)));
   }
-  bool number_integer(int64_t value) override { return number(value, fmt::format("{}", value)); }
-  bool number_unsigned(uint64_t value) override {
+  Status number_negative(int64_t value) override { return number(value, fmt::format("{}", value)); }
+  Status number_unsigned(uint64_t value) override {
     return number(std::in_range<int64_t>(value) ? static_cast<int64_t>(value) : -1,
                   fmt::format("{}", value));
   }
-  bool string(std::string& value) override;
-  bool start_object(size_t) override;
-  bool end_object() override;
-  bool start_array(size_t) override;
-  bool end_array() override;
-  bool key(std::string& word) override;
-  bool parse_error(size_t position, const std::string&, const Json::exception&) override {
-    return refuse(base::error(StatusCode::kCorruptData, "header is no JSON at byte {}", position));
-  }
+  Status string(std::string_view value) override;
+  Status start_object() override;
+  Status end_object() override;
+  Status start_array() override;
+  Status end_array() override;
+  Status key(std::string_view word) override;
 
  private:
   enum class Field { kNone, kDType, kShape, kOffsets };
 
-  bool refuse(Status status) {
-    problem = std::move(status);
-    return false;
-  }
   std::string place() const {
     if (depth_ == 0) return "header";
     if (in_metadata_) return "__metadata__";
     return fmt::format("tensor {}", in_quotes(tensors.empty() ? "" : tensors.back().name));
   }
   // `what` stands where the format has no such thing.
-  bool fail(std::string_view what) {
+  Status fail(std::string_view what) const {
     static constexpr std::string_view kFields[] = {"", "dtype: ", "shape: ", "data_offsets: "};
-    return refuse(base::error(StatusCode::kCorruptData, "{}: {}{} is out of place", place(),
-                              kFields[static_cast<size_t>(field_)], what));
+    return base::error(StatusCode::kCorruptData, "{}: {}{} is out of place", place(),
+                       kFields[static_cast<size_t>(field_)], what);
   }
-  bool number(int64_t value, const std::string& text);
-  bool start_tensor_field(Field field);
+  Status number(int64_t value, const std::string& text);
+  Status start_tensor_field(Field field);
 
   int depth_ = 0;
   bool in_metadata_ = false;
@@ -78,7 +67,7 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   std::vector<int64_t> offsets_;
 };
 
-bool HeaderHandler::number(int64_t value, const std::string& text) {
+Status HeaderHandler::number(int64_t value, const std::string& text) {
   if (depth_ != 3) return fail(fmt::format("the number {}", text));
   if (value < 0) return fail(fmt::format("{}, not in 0 to 2^63 - 1,", text));
   auto& list = field_ == Field::kShape ? tensors.back().shape : offsets_;
@@ -86,24 +75,23 @@ bool HeaderHandler::number(int64_t value, const std::string& text) {
     return fail(fmt::format("more than {} numbers", kMaxHeaderDims));
   }
   list.push_back(value);
-  return true;
+  return {};
 }
 
-bool HeaderHandler::string(std::string& value) {
-  if (in_metadata_ && depth_ == 2) return true;
+Status HeaderHandler::string(std::string_view value) {
+  if (in_metadata_ && depth_ == 2) return {};
   if (depth_ != 2 || field_ != Field::kDType)
     return fail(fmt::format("the text {}", in_quotes(value)));
   // What is not printable is no dtype either, so the refusal names the word as it may be shown.
   const Result<DType> dtype = parse_dtype(printable(value));
   if (!dtype) {
-    return refuse(
-        base::error(StatusCode::kUnsupported, "{}: {}", place(), dtype.error().message()));
+    return base::error(StatusCode::kUnsupported, "{}: {}", place(), dtype.error().message());
   }
   tensors.back().dtype = *dtype;
-  return true;
+  return {};
 }
 
-bool HeaderHandler::start_object(size_t) {
+Status HeaderHandler::start_object() {
   if (depth_ == 2 || depth_ == 3) return fail("an object");
   ++depth_;
   if (depth_ == 2) {
@@ -111,54 +99,53 @@ bool HeaderHandler::start_object(size_t) {
     std::fill(std::begin(seen_), std::end(seen_), false);
     offsets_.clear();
   }
-  return true;
+  return {};
 }
 
-bool HeaderHandler::end_object() {
+Status HeaderHandler::end_object() {
   if (depth_ == 2 && !in_metadata_) {
     const bool complete = seen_[1] && seen_[2] && seen_[3];
     if (!complete) {
-      return refuse(base::error(StatusCode::kCorruptData,
-                                "{}: dtype, shape or data_offsets missing", place()));
+      return base::error(StatusCode::kCorruptData, "{}: dtype, shape or data_offsets missing",
+                         place());
     }
     if (offsets_.size() != 2) {
-      return refuse(base::error(StatusCode::kCorruptData,
-                                "{}: data_offsets has {} entries, wanted 2", place(),
-                                offsets_.size()));
+      return base::error(StatusCode::kCorruptData, "{}: data_offsets has {} entries, wanted 2",
+                         place(), offsets_.size());
     }
     tensors.back().begin = offsets_[0];
     tensors.back().end = offsets_[1];
   }
   in_metadata_ = false;
   --depth_;
-  return true;
+  return {};
 }
 
-bool HeaderHandler::start_array(size_t) {
+Status HeaderHandler::start_array() {
   const bool list = depth_ == 2 && (field_ == Field::kShape || field_ == Field::kOffsets);
   if (!list) return fail("a list");
   ++depth_;
-  return true;
+  return {};
 }
 
-bool HeaderHandler::end_array() {
+Status HeaderHandler::end_array() {
   --depth_;
-  return true;
+  return {};
 }
 
-bool HeaderHandler::key(std::string& word) {
+Status HeaderHandler::key(std::string_view word) {
   if (depth_ == 1) {
     field_ = Field::kNone;
     if (word == "__metadata__") {
       in_metadata_ = true;
-      return !std::exchange(seen_metadata_, true) || fail("a second __metadata__");
+      return std::exchange(seen_metadata_, true) ? fail("a second __metadata__") : Status();
     }
     tensors.emplace_back().name = word;
-    return true;
+    return {};
   }
   if (in_metadata_) {
-    return metadata_keys_.insert(word).second ||
-           fail(fmt::format("the key {} twice", in_quotes(word)));
+    const bool is_new = metadata_keys_.emplace(word).second;
+    return is_new ? Status() : fail(fmt::format("the key {} twice", in_quotes(word)));
   }
   if (word == "dtype") return start_tensor_field(Field::kDType);
   if (word == "shape") return start_tensor_field(Field::kShape);
@@ -167,9 +154,10 @@ bool HeaderHandler::key(std::string& word) {
   return fail(fmt::format("the unknown key {}", in_quotes(word)));
 }
 
-bool HeaderHandler::start_tensor_field(Field field) {
+Status HeaderHandler::start_tensor_field(Field field) {
   field_ = field;
-  return !std::exchange(seen_[static_cast<size_t>(field)], true) || fail("a second value");
+  const bool again = std::exchange(seen_[static_cast<size_t>(field)], true);
+  return again ? fail("a second value") : Status();
 }
 
 Status check_range(const TensorInfo& tensor, int64_t data_bytes) {
@@ -200,7 +188,7 @@ Status check_range(const TensorInfo& tensor, int64_t data_bytes) {
 }
 
 // Ranges cover the data without overlap or hole.
-Status check_tiling(const std::vector<TensorInfo>& tensors, int64_t data_bytes) {
+Status check_tiling(const std::deque<TensorInfo>& tensors, int64_t data_bytes) {
   std::vector<size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -232,11 +220,11 @@ Status check_tiling(const std::vector<TensorInfo>& tensors, int64_t data_bytes) 
 
 }  // namespace
 
-Result<std::vector<TensorInfo>> parse_safetensors_header(std::string_view json, int64_t data_begin,
-                                                         int64_t data_bytes) {
+Result<std::deque<TensorInfo>> parse_safetensors_header(std::string_view json, int64_t data_begin,
+                                                        int64_t data_bytes) {
   HeaderHandler handler;
-  if (!Json::sax_parse(json.begin(), json.end(), &handler)) return handler.problem;
-  std::vector<TensorInfo>& tensors = handler.tensors;
+  ARGOSY_RETURN_IF_ERROR(read_json(json, "header is", handler));
+  std::deque<TensorInfo>& tensors = handler.tensors;
   std::sort(tensors.begin(), tensors.end(),
             [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; });
   const auto twice =

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,8 +38,9 @@ class TensorDirectory {
   Status open_indexed(const std::string& dir, const std::string& index_path,
                       std::string_view index);
   Status open_all(const std::string& dir);
-  Status open_shards(const std::string& dir, std::span<const std::string> names);
+  Status open_shards(const std::string& dir, const std::set<std::string>& names);
   Status add_all_entries();
+  size_t num_tensors() const;  // of all files, whether the index names them or not
 
   std::vector<std::shared_ptr<SafetensorsFile>> files_;
   std::vector<Entry> entries_;  // by rising name

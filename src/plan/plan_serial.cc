@@ -217,7 +217,13 @@ Status check_sending(const DispatchPlan& plan) {
 }  // namespace
 
 std::vector<std::byte> serialize_plan(const DispatchPlan& plan) {
+  size_t length = sizeof(kMagic) + sizeof(uint64_t);
+  for_each_scalar(plan, [&](std::string_view, const auto& value) { length += sizeof(value); });
+  for_each_vector(plan, [&](std::string_view, const auto& values) {
+    length += sizeof(uint64_t) + values.size() * sizeof(values[0]);
+  });
   std::vector<std::byte> bytes;
+  bytes.reserve(length);  // growing would ask for twice the plan
   const auto append = [&bytes](const void* data, size_t size) {
     const size_t at = bytes.size();
     bytes.resize(at + size);

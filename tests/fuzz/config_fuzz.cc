@@ -11,11 +11,16 @@
 #include "argosy/checkpoint.h"
 #include "fuzz/fuzz_target.h"
 #include "fuzz/json_mutator.h"
+#include "fuzz/large_json.h"
+#include "io/json.h"
 
 namespace argosy::testing {
 namespace {
 
-constexpr HeapBound kBound = {.largest = 16, .peak = 64, .constant = 32768};
+// A list's values are 16 bytes each for 2 of text, in a vector that doubles; the tree is freed
+// through one as well.
+constexpr HeapBound kBound = {
+    .peak = 32, .constant = 512 << 10, .small_largest = 16, .small_constant = 8192};
 
 constexpr std::string_view kWords[] = {"model_type",
                                        "text_config",
@@ -120,10 +125,31 @@ std::map<std::string, std::string> seeds() {
   return files;
 }
 
+std::map<std::string, std::string> large() {
+  std::map<std::string, std::string> texts;
+  const std::string start = R"({"model_type":"mixtral","num_hidden_layers":2,"hidden_size":8,)"
+                            R"("num_experts":4,"intermediate_size":4,"num_experts_per_tok":2)";
+  for (const auto& [name, text] : large_json()) {
+    texts.emplace(name, text);
+    texts.emplace("member_" + name, start + ",\"odd\":" + text + "}");
+    texts.emplace("nested_" + name, "{\"text_config\":" + start + ",\"odd\":" + text + "}}");
+  }
+  // As many values as are accepted, in one list; and as members, of which the one that is freed first
+  // makes the stack grow on which they are freed.
+  const std::string list = "[" + repeated("1", ",").substr(0, 2 * io::kMaxJsonValues - 17) + "]";
+  texts.emplace("most_values_in_a_list", start + ",\"odd\":" + list + "}");
+  const std::string members = one_letter_members(io::kMaxJsonValues - 20, "1");
+  texts.emplace("most_values_as_members", start + "," + members.substr(1, members.size() - 2) +
+                                              ",\"" + one_letter(500'000) + "\":[1,1,1]}");
+  texts.emplace("giant_family", "{\"model_type\":\"" + repeated("x") + "\"}");
+  texts.emplace("giant_word", start + ",\"hidden_act\":\"" + repeated("\\n") + "\"}");
+  return texts;
+}
+
 }  // namespace
 
 const FuzzTarget& config_target() {
-  static const FuzzTarget target = {"config", check, mutate, seeds};
+  static const FuzzTarget target = {"config", check, mutate, seeds, large};
   return target;
 }
 

@@ -53,7 +53,8 @@ const std::vector<const FuzzTarget*>& all_targets() {
 }
 
 std::string over_bound(const HeapUse& use, const HeapBound& bound, size_t input_bytes) {
-  const size_t largest = bound.largest * input_bytes + bound.constant;
+  const size_t largest = std::min(bound.largest * input_bytes + bound.constant,
+                                  bound.small_largest * input_bytes + bound.small_constant);
   const size_t peak = bound.peak * input_bytes + bound.constant;
   if (use.largest > largest) {
     return fmt::format("one request of {} bytes for {} of input, at most {} are allowed",

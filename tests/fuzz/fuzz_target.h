@@ -39,7 +39,8 @@ struct FuzzTarget {
   std::string_view name;  // of the folder in corpus/
   std::string (*check)(std::string_view input);
   std::string (*mutate)(std::string_view input, Random& random, ByteMutator bytes);
-  std::map<std::string, std::string> (*seeds)();  // file name -> bytes
+  std::map<std::string, std::string> (*seeds)();            // file name -> bytes
+  std::map<std::string, std::string> (*large)() = nullptr;  // name -> some 1 MB that asks for much
 };
 
 const FuzzTarget& safetensors_target();
@@ -51,11 +52,14 @@ const FuzzTarget& router_trace_target();
 const std::vector<const FuzzTarget*>& all_targets();
 
 // What an input of n bytes may cost: largest * n + constant in one request, peak * n + constant at
-// once. The factors are what the structures need at worst (docs/fuzzing.md).
+// once. What needs a large constant for large inputs has a tighter one for small ones: no more than
+// small_largest * n + small_constant in one request, where that is less (docs/fuzzing.md).
 struct HeapBound {
-  size_t largest = 0;
+  size_t largest = 1;
   size_t peak = 0;
   size_t constant = 0;
+  size_t small_largest = largest;
+  size_t small_constant = constant;
 };
 
 // Empty, or which number of `use` is above the bound.

@@ -10,6 +10,7 @@
 #include "argosy/checkpoint.h"
 #include "fuzz/fuzz_target.h"
 #include "fuzz/json_mutator.h"
+#include "fuzz/large_json.h"
 #include "io/families.h"
 #include "io/layer_layout.h"
 #include "io/tensor_directory.h"
@@ -17,8 +18,9 @@
 namespace argosy::testing {
 namespace {
 
-// The shards' headers are read as well; they count to the constant.
-constexpr HeapBound kBound = {.largest = 16, .peak = 64, .constant = 32768};
+// The shards' headers are read as well; they count to the constant, and so do the names of missing
+// shards in a message, at most 16 KiB.
+constexpr HeapBound kBound = {.peak = 32, .constant = 32768};
 
 constexpr std::string_view kNames[2][8] = {
     {"model.embed_tokens.weight", "model.layers.0.mlp.gate.weight",
@@ -140,14 +142,36 @@ std::map<std::string, std::string> seeds() {
                 R"({"weight_map":{"a":"model-3.safetensors","b":"model-4.safetensors"}})");
   files.emplace("leaves_the_folder", R"({"weight_map":{"a":"../model.safetensors"}})");
   files.emplace("a_folder", R"({"weight_map":{"a":"."}})");
+  files.emplace("long_name",
+                fmt::format(R"({{"weight_map":{{"a":"{}"}}}})", std::string(300, 'n')));
+  files.emplace("escapes", R"({"weight_map":{"\u00e9\ud83d\ude00\n":"\/"}})");
   files.emplace("control_in_name", R"({"weight_map":{"a\u001b[2J":"b\u001b[2J"}})");
   return files;
+}
+
+std::map<std::string, std::string> large() {
+  std::map<std::string, std::string> texts;
+  for (const auto& [name, text] : large_json()) {
+    texts.emplace(name, text);
+    texts.emplace("map_" + name, "{\"weight_map\":" + text + "}");
+    texts.emplace("member_" + name, "{\"weight_map\":{},\"odd\":" + text + "}");
+    texts.emplace("shard_" + name, "{\"weight_map\":{\"a\":" + text + "}}");
+  }
+  std::string missing;
+  for (size_t i = 0; i < 60'000; ++i) {
+    missing += fmt::format("{}\"{}\":\"{}\"", i == 0 ? "" : ",", one_letter(i), one_letter(i));
+  }
+  texts.emplace("missing_shards", "{\"weight_map\":{" + missing + "}}");
+  texts.emplace(
+      "tensors_of_one_shard",
+      "{\"weight_map\":" + one_letter_members(100'000, fmt::format("\"{}\"", kShards[0])) + "}");
+  return texts;
 }
 
 }  // namespace
 
 const FuzzTarget& index_target() {
-  static const FuzzTarget target = {"index", check, mutate, seeds};
+  static const FuzzTarget target = {"index", check, mutate, seeds, large};
   return target;
 }
 

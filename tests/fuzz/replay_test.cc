@@ -1,5 +1,5 @@
-// The fuzz targets without a fuzzer: every kept input and 20,000 mutants of them per target, the same
-// for every compiler; and the watch that the heap bounds rest on.
+// The fuzz targets without a fuzzer: every kept input, 20,000 mutants of them per target and inputs of
+// some 1 MB, the same for every compiler; and the watch that the heap bounds rest on.
 //
 // Each target's invariants stand in its *_fuzz.cc, what they mean in docs/fuzzing.md.
 #include <fmt/format.h>
@@ -67,6 +67,14 @@ TEST_P(ReplayTest, MutantsHoldEveryInvariant) {
   }
 }
 
+// Inputs so large that a factor on their size cannot hide behind the constant.
+TEST_P(ReplayTest, LargeInputsHoldEveryInvariant) {
+  if (GetParam()->large == nullptr) GTEST_SKIP() << "no large inputs";
+  const auto inputs = GetParam()->large();
+  EXPECT_GE(inputs.size(), 3u);
+  for (const auto& [name, bytes] : inputs) EXPECT_EQ(GetParam()->check(bytes), "") << name;
+}
+
 INSTANTIATE_TEST_SUITE_P(All, ReplayTest, ::testing::ValuesIn(all_targets()),
                          [](const auto& one) { return std::string(one.param->name); });
 
@@ -115,10 +123,15 @@ TEST(HeapWatch, CountsWhatLivesAtOnce) {
 }
 
 TEST(HeapBoundTest, NamesTheNumberThatIsTooLarge) {
-  const HeapBound bound = {.largest = 2, .peak = 3, .constant = 10};
-  EXPECT_EQ(over_bound({.largest = 210, .peak = 310}, bound, 100), "");
-  EXPECT_NE(over_bound({.largest = 211, .peak = 0}, bound, 100).find("211"), std::string::npos);
+  const HeapBound bound = {.peak = 3, .constant = 10};
+  EXPECT_EQ(over_bound({.largest = 110, .peak = 310}, bound, 100), "");
+  EXPECT_NE(over_bound({.largest = 111, .peak = 0}, bound, 100).find("111"), std::string::npos);
   EXPECT_NE(over_bound({.largest = 0, .peak = 311}, bound, 100).find("311"), std::string::npos);
+  const HeapBound tight = {.peak = 3, .constant = 500, .small_largest = 2, .small_constant = 10};
+  EXPECT_EQ(over_bound({.largest = 210, .peak = 0}, tight, 100), "");
+  EXPECT_NE(over_bound({.largest = 211, .peak = 0}, tight, 100), "");
+  EXPECT_EQ(over_bound({.largest = 1500, .peak = 0}, tight, 1000), "");
+  EXPECT_NE(over_bound({.largest = 1501, .peak = 0}, tight, 1000), "");
 }
 
 TEST(RefusalTest, SeesEachFault) {

@@ -8,7 +8,9 @@
 namespace argosy::testing {
 namespace {
 
-constexpr HeapBound kBound = {.largest = 16, .peak = 64, .constant = 32768};
+// A tree of at most 16,384 values, as of a config.
+constexpr HeapBound kBound = {
+    .peak = 32, .constant = 512 << 10, .small_largest = 16, .small_constant = 8192};
 
 // "unset" is printed, but nothing that a file may say.
 std::string check_fields(const RouterSpec& spec) {

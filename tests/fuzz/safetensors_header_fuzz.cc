@@ -11,12 +11,13 @@
 #include "argosy/checkpoint.h"
 #include "fuzz/fuzz_target.h"
 #include "fuzz/json_mutator.h"
+#include "fuzz/large_json.h"
 
 namespace argosy::testing {
 namespace {
 
 constexpr size_t kLengthBytes = 8;
-constexpr HeapBound kBound = {.largest = 4, .peak = 16, .constant = 8192};
+constexpr HeapBound kBound = {.peak = 16, .constant = 8192};
 
 constexpr std::string_view kWords[] = {
     "dtype",   "shape", "data_offsets", "__metadata__", "F64",  "F32", "F16", "BF16",
@@ -166,12 +167,13 @@ std::string mutate(std::string_view input, Random& random, ByteMutator bytes) {
   return changed;
 }
 
+std::string tensor(std::string_view name, std::string_view dtype, std::string_view shape,
+                   std::string_view offsets) {
+  return fmt::format(R"("{}":{{"dtype":"{}","shape":{},"data_offsets":{}}})", name, dtype, shape,
+                     offsets);
+}
+
 std::map<std::string, std::string> seeds() {
-  const auto tensor = [](std::string_view name, std::string_view dtype, std::string_view shape,
-                         std::string_view offsets) {
-    return fmt::format(R"("{}":{{"dtype":"{}","shape":{},"data_offsets":{}}})", name, dtype, shape,
-                       offsets);
-  };
   const std::string one = tensor("a", "F32", "[2,3]", "[0,24]");
   const std::string two = tensor("b", "BF16", "[4]", "[24,32]");
   std::map<std::string, std::string> files;
@@ -191,6 +193,8 @@ std::map<std::string, std::string> seeds() {
   add("overflow", "{" + tensor("a", "F32", "[4611686018427387904,4]", "[0,0]") + "}", 0);
   add("empty_with_overflow",
       "{" + tensor("a", "F32", "[1099511627776,1099511627776,0]", "[0,0]") + "}", 0);
+  add("escapes", "{" + tensor("\\u00e9\\ud83d\\ude00\\n", "\\u0055\\u0038", "[1]", "[0,1]") + "}",
+      1);
   add("unknown_dtype", "{" + tensor("a", "F4", "[2]", "[0,1]") + "}", 1);
   add("negative", "{" + tensor("a", "U8", "[-1]", "[0,1]") + "}", 1);
   files.emplace("truncated", files.at("one").substr(0, 40));
@@ -202,10 +206,42 @@ std::map<std::string, std::string> seeds() {
   return files;
 }
 
+std::map<std::string, std::string> large() {
+  std::map<std::string, std::string> files;
+  const auto add = [&](const std::string& name, const std::string& header, size_t bytes) {
+    files.emplace(name, file_of(header, data_of(bytes)));
+  };
+  for (const auto& [name, text] : large_json()) {
+    add(name, text, 0);
+    add("tensor_" + name, "{\"a\":" + text + "}", 0);
+    add("metadata_" + name, "{\"__metadata__\":" + text + "}", 0);
+    add("metadata_value_" + name, "{\"__metadata__\":{\"a\":" + text + "}}", 0);
+    add("dtype_" + name, "{\"a\":{\"dtype\":" + text + "}}", 0);
+    add("shape_" + name, "{\"a\":{\"shape\":" + text + "}}", 0);
+    add("dim_" + name, "{\"a\":{\"shape\":[" + text + "]}}", 0);
+    add("offsets_" + name, "{\"a\":{\"data_offsets\":" + text + "}}", 0);
+  }
+  std::string dims = "[1";
+  for (int i = 1; i < 65536; ++i) dims += ",1";
+  add("shape_of_65536", "{" + tensor("a", "U8", dims + "]", "[0,1]") + "}", 1);
+  add("metadata", "{\"__metadata__\":" + one_letter_members(100'000, "\"\"") + "}", 0);
+  add("giant_name", "{" + tensor(repeated("n"), "U8", "[1]", "[0,1]") + "}", 1);
+  std::string accepted;
+  std::string overlapping;
+  for (size_t i = 0; i < 20'000; ++i) {
+    const char* between = i == 0 ? "{" : ",";
+    accepted += between + tensor(one_letter(i), "U8", "[]", fmt::format("[{},{}]", i, i + 1));
+    overlapping += between + tensor(one_letter(i), "U8", "[]", "[0,1]");
+  }
+  add("many_tensors", accepted + "}", 20'000);
+  add("overlapping_tensors", overlapping + "}", 1);
+  return files;
+}
+
 }  // namespace
 
 const FuzzTarget& safetensors_target() {
-  static const FuzzTarget target = {"safetensors_header", check, mutate, seeds};
+  static const FuzzTarget target = {"safetensors_header", check, mutate, seeds, large};
   return target;
 }
 

@@ -167,6 +167,36 @@ TEST(CheckpointFiles, EveryMissingShardIsListed) {
   EXPECT_EQ(checkpoint.error().message().find("model-00001"), std::string::npos);
 }
 
+// Names up to a limit are listed, the others counted: a message must not outgrow the index.
+TEST(CheckpointFiles, VeryManyMissingShardsAreCounted) {
+  const TempFolder folder;
+  TestModel model({.family = "qwen3_moe", .num_shards = 2}, 1);
+  for (int shard = 1; shard <= 2000; ++shard) {
+    model.weight_map[fmt::format("tensor.{}", shard)] =
+        fmt::format("model-{:05}.safetensors", shard);
+  }
+  model.write(folder.path());
+  const auto checkpoint = Checkpoint::open(folder.path());
+  expect_error(checkpoint, StatusCode::kNotFound,
+               {"2000 of 2000", "model-00001.saf", "model-00400.saf"});
+  const std::string& message = checkpoint.error().message();
+  EXPECT_LT(message.size(), 17'000u);
+  EXPECT_NE(message.find(" more"), std::string::npos) << message.substr(message.size() - 300);
+}
+
+// A name that no file of Linux can have.
+TEST(CheckpointFiles, AnOverlongShardNameIsRefused) {
+  const TempFolder folder;
+  TestModel model({.family = "qwen3_moe", .num_shards = 2}, 1);
+  model.weight_map["tensor"] = std::string(255, 'n');
+  model.write(folder.path());
+  expect_error(Checkpoint::open(folder.path()), StatusCode::kNotFound, {"(255 bytes)"});
+  model.weight_map["tensor"] = std::string(256, 'n');
+  model.write(folder.path());
+  expect_error(Checkpoint::open(folder.path()), StatusCode::kCorruptData,
+               {"\"tensor\"", "(256 bytes)", "no file name"});
+}
+
 // C216: a file that the index does not name is not even opened.
 TEST(CheckpointFiles, OnlyIndexedFilesAreUsed) {
   const TempFolder folder;

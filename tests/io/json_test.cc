@@ -1,4 +1,4 @@
-// Structure limits of untrusted JSON: depth, duplicate keys, text that is no JSON.
+// Structure limits of untrusted JSON: depth, values, duplicate keys, text that is no JSON.
 //
 // Mutations tried: without the duplicate check and with a limit of 65 a test fails.
 #include "io/json.h"
@@ -7,6 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "io/allocation_watch.h"
+#include "io/json_reader.h"
 #include "io/temp_folder.h"
 
 namespace argosy {
@@ -29,6 +31,32 @@ TEST(Json, DepthIsLimited) {
                      StatusCode::kCorruptData, {"text", "64"});
   test::expect_error(io::parse_json(std::string(1'000'000, '['), "text"), StatusCode::kCorruptData,
                      {"64"});
+}
+
+TEST(Json, ValuesAreLimited) {
+  const auto ones = [](size_t count) {
+    std::string text = "[1";
+    for (size_t i = 1; i < count; ++i) text += ",1";
+    return text + "]";
+  };
+  // The list is a value itself.
+  const auto most = io::parse_json(ones(io::kMaxJsonValues - 1), "text");
+  ASSERT_TRUE(most.has_value()) << most.error().message();
+  EXPECT_EQ(most->size(), io::kMaxJsonValues - 1);
+  test::expect_error(io::parse_json(ones(io::kMaxJsonValues), "text"), StatusCode::kCorruptData,
+                     {"text", "16384"});
+  EXPECT_TRUE(io::parse_json(ones(3), "text", 4).has_value());
+  test::expect_error(io::parse_json(ones(4), "text", 4), StatusCode::kCorruptData, {"than 4 "});
+  const std::string large = ones(1'000'000);
+  test::reset_largest_allocation();
+  EXPECT_FALSE(io::parse_json(large, "text").has_value());
+  EXPECT_LE(test::largest_allocation(), io::kMaxJsonTreeBytes);
+}
+
+TEST(Json, KeepsEveryKindOfValue) {
+  const std::string text =
+      R"({"a":[1,-2,0.5,true,false,null,"t\u00e9",[],{}],"b":{"c":{"d":[[1],[2,3]]}}})";
+  EXPECT_EQ(io::parse_json(text, "text").value(), nlohmann::json::parse(text));
 }
 
 TEST(Json, DuplicateKeysAreRefusedInOneObjectOnly) {
