@@ -4,6 +4,7 @@
 #include "argosy/router_file.h"
 #include "fuzz/fuzz_target.h"
 #include "fuzz/json_mutator.h"
+#include "fuzz/large_json.h"
 
 namespace argosy::testing {
 namespace {
@@ -78,7 +79,7 @@ std::map<std::string, std::string> seeds() {
 }  // namespace
 
 const FuzzTarget& router_file_target() {
-  static const FuzzTarget target = {"router_file", check, mutate, seeds};
+  static const FuzzTarget target = {"router_file", check, mutate, seeds, large_json};
   return target;
 }
 

@@ -9,6 +9,7 @@
 
 #include "argosy/router_trace.h"
 #include "fuzz/fuzz_target.h"
+#include "fuzz/large_json.h"
 
 namespace argosy::testing {
 namespace {
@@ -122,7 +123,7 @@ std::map<std::string, std::string> seeds() {
 }  // namespace
 
 const FuzzTarget& router_trace_target() {
-  static const FuzzTarget target = {"router_trace", check, mutate, seeds};
+  static const FuzzTarget target = {"router_trace", check, mutate, seeds, large_json};
   return target;
 }
 

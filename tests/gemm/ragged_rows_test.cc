@@ -99,7 +99,8 @@ TEST(RaggedRows, ANaNOrInfinityStaysInItsRow) {
   }
 }
 
-TEST(RaggedRows, NothingIsAllocated) {
+// The first call of a thread may grow what it keeps for staged rows.
+TEST(RaggedRows, ASecondCallAllocatesNothing) {
   if (!testing::is_counting_allocations()) GTEST_SKIP() << "the sanitizer owns the heap";
   ASSERT_TRUE(resolve_level({}).has_value());  // detects once, with allocations
   for (GemmSpec spec : all_arithmetics()) {
@@ -114,6 +115,7 @@ TEST(RaggedRows, NothingIsAllocated) {
       options.level = level;
       options.dot_order = spec.order;
       const RaggedRows rows = gemm.ragged();
+      ASSERT_TRUE(grouped_gemm(options, rows, gemm.weights(), view).ok());
       const int64_t before = testing::num_allocations();
       const Status status = grouped_gemm(options, rows, gemm.weights(), view);
       EXPECT_EQ(testing::num_allocations() - before, 0) << name_of(level);

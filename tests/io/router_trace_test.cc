@@ -100,6 +100,20 @@ TEST(RouterTrace, DrawnTracesComeBackBitForBit) {
   }
 }
 
+// A line is as long as its tokens make it: the limit on the values of a config is not for it.
+TEST(RouterTrace, ALineHoldsAnyNumberOfTokens) {
+  std::mt19937_64 random(5);
+  RouterTrace trace;
+  trace.num_experts = 8;
+  trace.top_k = 8;
+  ASSERT_TRUE(append_routing(0, 0, 0, drawn_routing(random, 4096, 8, 8), &trace).ok());
+  const Result<std::string> lines = to_jsonl(trace);
+  ASSERT_TRUE(lines) << lines.error().message();
+  const Result<RouterTrace> read = parse_router_trace(*lines);
+  ASSERT_TRUE(read) << read.error().message();
+  expect_same(*read, trace);
+}
+
 TEST(RouterTrace, FilesByTheEndOfTheName) {
   std::mt19937_64 random(3);
   RouterTrace trace;
