@@ -104,7 +104,8 @@ struct ModelConfig {
 // numbers of experts must agree, and sizes of 0 are taken from the config. Its family, if any, stands in for
 // model_type.
 Result<ModelConfig> read_model_config(const std::string& dir, const RouterFile* router = nullptr);
-Result<ModelConfig> parse_model_config(std::string_view json_text, const RouterFile* router = nullptr);
+Result<ModelConfig> parse_model_config(std::string_view json_text,
+                                       const RouterFile* router = nullptr);
 
 // Expert matrices as the GEMM wants them: rows are outputs. bf16 or fp32, or all three quantised.
 struct ExpertTensors {

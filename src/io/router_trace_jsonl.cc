@@ -97,8 +97,9 @@ Status read_weights(const Json& root, int64_t line, RouterTrace* trace) {
 }
 
 Status read_line(std::string_view text, int64_t line, RouterTrace* trace) {
-  ARGOSY_ASSIGN_OR_RETURN(const Json root,
-                          io::parse_json(text, fmt::format("router trace line {}", line), text.size()));
+  ARGOSY_ASSIGN_OR_RETURN(
+      const Json root,
+      io::parse_json(text, fmt::format("router trace line {}", line), text.size()));
   if (!root.is_object()) return corrupt(line, "no JSON object");
   for (const auto& [key, value] : root.items()) {
     if (std::find(std::begin(kKeys), std::end(kKeys), key) != std::end(kKeys)) continue;
