@@ -1,6 +1,7 @@
 // route(): checks, then one pass over blocks of tokens, each token alone: score, select, weigh.
-// Tokens write disjoint rows and share nothing, so the bits do not depend on the threads. Test:
-// tests/router/route_test.cc.
+// Tokens write disjoint rows and share nothing, so the bits do not depend on the threads. Where the
+// CPU and the spec allow it the fused pass (fused.h) routes; route_token() is the reference, which takes
+// what that leaves and gives the same bits. Test: tests/router/route_test.cc, fused_test.cc.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -13,6 +14,7 @@
 #include "argosy/router.h"
 #include "base/error.h"
 #include "platform/float_env.h"
+#include "router/fused.h"
 #include "router/kernel.h"
 #include "router/lanes.h"
 #include "router/top_k.h"
@@ -27,6 +29,7 @@ constexpr int64_t kTokensPerTask = 32;
 
 // Everything a token needs, in one buffer; bytes(spec) and the constructor share layout().
 struct Scratch {
+  float* fused;          // see FusedBlock; first, for its alignment
   double* exact;         // [E] scores before rounding
   double* terms;         // [K]
   uint64_t* keys;        // see SelectScratch
@@ -54,6 +57,7 @@ struct Scratch {
       used += count * static_cast<int64_t>(sizeof(Element));
     };
     const int64_t most_keys = std::max(spec.top_k, router::experts_per_group_score(spec));
+    take(&fused, router::kFusedScratchFloats);
     take(&exact, spec.num_experts);
     take(&terms, spec.top_k);
     take(&keys, TopK::buffer_size(most_keys));
@@ -105,6 +109,9 @@ float scaled_weight(double exact, float factor) {
 }
 
 bool is_finite_row(const float* row, int64_t count) {
+  if (const router::FusedKernel* kernel = router::fused_kernel(); kernel != nullptr) {
+    return kernel->is_finite(row, count);
+  }
   constexpr uint32_t kExponent = 0x7F800000u;
   uint32_t found = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -128,6 +135,8 @@ void for_token_blocks(ThreadPool* pool, int64_t num_tokens, Body&& body) {
   }
 }
 
+enum class Pass { kFusedWherePossible, kReference };
+
 class Router {
  public:
   Router(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool, Routing* routing)
@@ -139,9 +148,10 @@ class Router {
         bias_(spec.selection_bias == Choice::kYes ? input.selection_bias.as<float>() : nullptr),
         normalised_(weights_sum_to_one(spec)) {}
 
-  Status run() {
+  Status run(Pass pass) {
     if (spec_.on_nonfinite == OnNonfinite::kError) ARGOSY_RETURN_IF_ERROR(check_finite());
     ARGOSY_RETURN_IF_ERROR(prepare());
+    if (pass == Pass::kFusedWherePossible) prepare_fused();
     std::atomic<bool> out_of_memory{false};
     std::atomic<int64_t> num_nonfinite{0};
     for_token_blocks(pool_, num_tokens(), [&](int64_t first, int64_t last) {
@@ -208,6 +218,43 @@ class Router {
     return {};
   }
 
+  // Without memory for the bias the reference routes.
+  void prepare_fused() {
+    thread_local AlignedBuffer buffer;  // as in route_block
+    const router::FusedKernel* const kernel = router::fused_kernel();
+    const int64_t size = router::shifted_bias_size(spec_.num_experts);
+    if (kernel == nullptr || spec_.num_experts > router::kFusedMostExperts ||
+        !buffer.reserve(size * static_cast<int64_t>(sizeof(float))).ok()) {
+      return;
+    }
+    auto* const shifted_bias = reinterpret_cast<float*>(buffer.data());
+    if (router::make_fused_plan(spec_, bias_, normalised_, shifted_bias, &fused_plan_)) {
+      fused_ = kernel;
+    }
+  }
+
+  // Routes the tokens of a block; those that the fused pass leaves by the reference.
+  void route_tokens(const int64_t* tokens, const float* const* rows, int64_t count,
+                    const Scratch& scratch) const {
+    uint32_t left = (1u << count) - 1;
+    if (fused_ != nullptr && count > 0) {
+      router::FusedBlock block;
+      block.num_tokens = count;
+      block.scratch = scratch.fused;
+      for (int64_t i = 0; i < router::kFusedTokens; ++i) {
+        const int64_t own = i < count ? i : 0;
+        block.rows[i] = rows[own];
+        block.topk_idx[i] = routing_->topk_idx.data() + tokens[own] * spec_.top_k;
+        block.weights[i] = routing_->topk_weights.values.data() + tokens[own] * spec_.top_k;
+      }
+      left = fused_->route(fused_plan_, block);
+    }
+    for (; left != 0; left &= left - 1) {
+      const int i = std::countr_zero(left);
+      route_token(tokens[i], rows[i], scratch);
+    }
+  }
+
   // False when the thread's scratch cannot grow. Never inlined: arithmetic may not move across the
   // change of the floating-point environment.
   bool route_block(int64_t first, int64_t last, int64_t* nonfinite) const {
@@ -216,6 +263,9 @@ class Router {
     const Scratch scratch(spec_, buffer.data());
     std::memset(scratch.zeros, 0, static_cast<size_t>(spec_.num_experts) * sizeof(float));
     const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+    int64_t tokens[router::kFusedTokens];
+    const float* rows[router::kFusedTokens];
+    int64_t count = 0;
     for (int64_t token = first; token < last; ++token) {
       if (is_masked(token)) {
         skip_token(token);
@@ -227,8 +277,14 @@ class Router {
         logits = scratch.zeros;
         ++*nonfinite;
       }
-      route_token(token, logits, scratch);
+      tokens[count] = token;
+      rows[count++] = logits;
+      if (count == router::kFusedTokens) {
+        route_tokens(tokens, rows, count, scratch);
+        count = 0;
+      }
     }
+    route_tokens(tokens, rows, count, scratch);
     return true;
   }
 
@@ -302,6 +358,8 @@ class Router {
   ScoreRules rules_;
   const float* bias_;
   bool normalised_;
+  const router::FusedKernel* fused_ = nullptr;  // null: the reference routes all
+  router::FusedPlan fused_plan_;
 };
 
 Status check_logits(const RouterSpec& spec, const ConstTensorView& logits) {
@@ -337,14 +395,24 @@ Status check_bias(const RouterSpec& spec, const ConstTensorView& bias) {
   return {};
 }
 
-}  // namespace
-
-Status route(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool, Routing* routing) {
+Status route_by(Pass pass, const RouterSpec& spec, const RouterInput& input, ThreadPool* pool,
+                Routing* routing) {
   ARGOSY_RETURN_IF_ERROR(validate(spec));
   if (routing == nullptr) return invalid("routing is null");
   ARGOSY_RETURN_IF_ERROR(check_logits(spec, input.logits));
   ARGOSY_RETURN_IF_ERROR(check_bias(spec, input.selection_bias));
-  return Router(spec, input, pool, routing).run();
+  return Router(spec, input, pool, routing).run(pass);
+}
+
+}  // namespace
+
+Status route(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool, Routing* routing) {
+  return route_by(Pass::kFusedWherePossible, spec, input, pool, routing);
+}
+
+Status router::route_by_reference(const RouterSpec& spec, const RouterInput& input,
+                                  ThreadPool* pool, Routing* routing) {
+  return route_by(Pass::kReference, spec, input, pool, routing);
 }
 
 }  // namespace argosy
