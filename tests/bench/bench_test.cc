@@ -14,7 +14,7 @@ namespace {
 using Words = std::vector<std::string>;
 using nlohmann::json;
 
-const Words kAreas = {"gemm", "layer", "exchange"};
+const Words kAreas = {"gemm", "layer", "exchange", "router"};
 
 CliResult quick(const std::string& area, Words more) {
   more.insert(more.begin(), {"bench", area, "--quick", "--samples", "3"});
@@ -60,7 +60,8 @@ TEST(Bench, AreasHaveTheNamedCases) {
   const std::vector<std::set<std::string>> names = {
       {"gemm_hot", "gemm_cold", "gemm_skew"},
       {"layer_prefill", "layer_decode", "layer_ranks"},
-      {"exchange_throughput"}};
+      {"exchange_throughput"},
+      {"router_deepseek_v3", "router_softmax"}};
   for (size_t i = 0; i < kAreas.size(); ++i) {
     const CliResult result = run_cli({"bench", kAreas[i], "--list", "--json", "-"});
     ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -108,6 +109,12 @@ TEST(Bench, FullSizesAndGoals) {
                         {{"H", 7168}, {"K", 8}, {"E", 256}, {"T", 1024}, {"R", 4}})["goals"]["amx"]
                        .get<double>(),
                    1 / 1.15);
+  const json router = list_of("router");
+  const json deepseek = {{"T", 8192}, {"E", 256}, {"K", 8}, {"groups", 8}, {"keep_groups", 4}};
+  EXPECT_DOUBLE_EQ(find(router, "router_deepseek_v3", deepseek)["goals"]["fma"].get<double>(),
+                   1 / 3.5);
+  const json softmax = {{"T", 8192}, {"E", 128}, {"K", 8}, {"threads", 1}};
+  EXPECT_DOUBLE_EQ(find(router, "router_softmax", softmax)["goals"]["amx"].get<double>(), 1 / 3.0);
 }
 
 TEST(Bench, FilterPicksByNameAndParameter) {
@@ -159,7 +166,7 @@ TEST(Bench, BadWordsAreRefusedByName) {
   };
   const std::vector<Case> table = {
       {{"bench"}, {"area"}},
-      {{"bench", "router"}, {"'router'", "gemm", "layer", "exchange"}},
+      {{"bench", "routing"}, {"'routing'", "gemm", "layer", "exchange", "router"}},
       {{"bench", "layer", "--filter", "layer_nap"},
        {"'layer_nap'", "layer_decode T=8 ", "layer_ranks T=2048 "}},
       {{"bench", "gemm", "--level", "mmx"}, {"mmx", "generic"}},

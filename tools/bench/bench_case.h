@@ -75,5 +75,6 @@ struct BenchSizes {
 std::vector<BenchCase> gemm_cases(const BenchSizes& sizes);
 std::vector<BenchCase> layer_cases(const BenchSizes& sizes);
 std::vector<BenchCase> exchange_cases(const BenchSizes& sizes);
+std::vector<BenchCase> router_cases(const BenchSizes& sizes);
 
 }  // namespace argosy::tools::bench

@@ -38,6 +38,7 @@ std::vector<BenchCase> cases_of(const BenchCommand& command) {
   const bench::BenchSizes sizes{command.quick, command.num_threads};
   if (command.area == "gemm") return bench::gemm_cases(sizes);
   if (command.area == "layer") return bench::layer_cases(sizes);
+  if (command.area == "router") return bench::router_cases(sizes);
   return bench::exchange_cases(sizes);
 }
 
@@ -106,10 +107,10 @@ int run_bench(const BenchCommand& command) {
 }
 
 void add_options(CLI::App& app, BenchCommand& options) {
-  app.add_option("area", options.area, "What to time: gemm, layer or exchange")
+  app.add_option("area", options.area, "What to time: gemm, layer, exchange or router")
       ->required()
       ->type_name("AREA")
-      ->check(one_of({"gemm", "layer", "exchange"}));
+      ->check(one_of({"gemm", "layer", "exchange", "router"}));
   app.add_option("--filter", options.filter,
                  "Only cases whose name and parameters, as --list prints them, hold this text")
       ->type_name("TEXT");
@@ -143,7 +144,8 @@ void add_options(CLI::App& app, BenchCommand& options) {
 
 void add_bench_command(CLI::App& app, int* exit_code) {
   CLI::App* const command = app.add_subcommand(
-      "bench", "Time the grouped GEMM, the layer or the exchange against this machine's limits");
+      "bench",
+      "Time the grouped GEMM, the layer, the exchange or the router against this machine's limits");
   const auto options = std::make_shared<BenchCommand>();
   add_options(*command, *options);
   command->footer(
