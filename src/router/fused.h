@@ -40,7 +40,7 @@ struct FusedPlan {
   float fine_error = 0;
 };
 
-// A block of valid tokens; finite rows.
+// A block of valid tokens. Rows with NaN or Inf are left to the reference.
 struct FusedBlock {
   int64_t num_tokens = 0;           // 1 to kFusedTokens
   const float* rows[kFusedTokens];  // logits; unused ones repeat the first

@@ -71,21 +71,14 @@ ARGOSY_INLINE void exchange(V& a, V& b) {
   a = largest;
 }
 
-// Of unsigned 64-bit keys.
-ARGOSY_INLINE void exchange(I& a, I& b) {
-  const I largest = _mm512_max_epu64(a, b);
-  b = _mm512_min_epu64(a, b);
-  a = largest;
-}
-
-template <int kCount, typename T, size_t... kStep>
-ARGOSY_INLINE void sort_steps(T* list, std::index_sequence<kStep...>) {
+template <int kCount, size_t... kStep>
+ARGOSY_INLINE void sort_steps(V* list, std::index_sequence<kStep...>) {
   constexpr Network kNetwork = network_of(kCount);
   (exchange(list[kNetwork.first[kStep]], list[kNetwork.second[kStep]]), ...);
 }
 
-template <int kCount, typename T>
-ARGOSY_INLINE void sort_lanes(T* list) {
+template <int kCount>
+ARGOSY_INLINE void sort_lanes(V* list) {
   sort_steps<kCount>(list,
                      std::make_index_sequence<static_cast<size_t>(network_of(kCount).size)>());
 }
@@ -284,26 +277,36 @@ class Block {
   // Approximates a row and leaves its edges. Coarse first; a row beyond the range of that is done again.
   [[gnu::noinline]] void survey(int token, int first, bool fine) {
     if (plan_.score != Score::kSigmoid) {
-      survey_logits(token);
+      if (num_padded_ == plan_.num_experts) {
+        survey_logits<true>(token);
+      } else {
+        survey_logits<false>(token);
+      }
       return;
     }
     float* out = block_.scratch + (token - first) * num_padded_;
-    fine = fine || !survey_sigmoids<false>(token, out);
-    if (fine) survey_sigmoids<true>(token, out);
+    if (num_padded_ == plan_.num_experts) {
+      fine = fine || !survey_sigmoids<false, true>(token, out);
+      if (fine) survey_sigmoids<true, true>(token, out);
+    } else {
+      fine = fine || !survey_sigmoids<false, false>(token, out);
+      if (fine) survey_sigmoids<true, false>(token, out);
+    }
     work_.error[token] = fine ? plan_.fine_error : plan_.coarse_error;
   }
 
-  template <bool kFine>
+  template <bool kFine, bool kWhole>
   bool survey_sigmoids(int token, float* out) {
     const float* const row = block_.rows[token];
     const I magnitude = set(0x7FFFFFFF);
     I largest = _mm512_setzero_si512();
     const auto approximate = [&](int64_t at) {
-      const __mmask16 there = tail_mask(plan_.num_experts, at);
-      const V z = _mm512_maskz_loadu_ps(there, row + at);
+      const V bias = _mm512_loadu_ps(plan_.shifted_bias + at);
+      const __mmask16 there = kWhole ? __mmask16{0xFFFF} : tail_mask(plan_.num_experts, at);
+      const V z = kWhole ? _mm512_loadu_ps(row + at) : _mm512_maskz_loadu_ps(there, row + at);
       largest = _mm512_max_epu32(largest, _mm512_and_si512(bits(z), magnitude));
-      const V score = kFine ? fine_sigmoid(z) : coarse_sigmoid(z);
-      const V value = _mm512_maskz_add_ps(there, score, _mm512_loadu_ps(plan_.shifted_bias + at));
+      V value = _mm512_add_ps(kFine ? fine_sigmoid(z) : coarse_sigmoid(z), bias);
+      if (!kWhole) value = _mm512_maskz_mov_ps(there, value);
       _mm512_store_ps(out + at, value);
       return value;
     };
@@ -313,27 +316,51 @@ class Block {
         most = _mm512_max_ps(most, approximate(at));
       }
       _mm512_store_ps(work_.edges[token], most);
-    } else if (plan_.sum_of_two) {
-      store_best_two(token, approximate);
-    } else {
+    } else if (!plan_.sum_of_two) {
       store_best(token, 0.0f, approximate);
+    } else if (plan_.num_groups == 8 && plan_.num_experts == 256) {
+      store_best_two<2>(token, approximate);
+    } else {
+      store_best_two<0>(token, approximate);
     }
-    return kFine || _mm512_cmp_epu32_mask(largest, bits(set(kCoarseRange)), _MM_CMPINT_GT) == 0;
+    if (kFine) leave_nonfinite(token, largest);
+    return _mm512_cmp_epu32_mask(largest, bits(set(kCoarseRange)), _MM_CMPINT_GT) == 0;
   }
 
+  void leave_nonfinite(int token, I largest) {
+    if (_mm512_cmp_epu32_mask(largest, set(0x7F800000), _MM_CMPINT_NLT) != 0) {
+      work_.undecided |= 1u << token;
+    }
+  }
+
+  template <bool kWhole>
   void survey_logits(int token) {
     const float* const row = block_.rows[token];
+    const I magnitude = set(0x7FFFFFFF);
+    I largest = _mm512_setzero_si512();
     const auto load = [&](int64_t at) {
-      return _mm512_mask_loadu_ps(set(kLowest), tail_mask(plan_.num_experts, at), row + at);
+      if (kWhole) {
+        const V z = _mm512_loadu_ps(row + at);
+        largest = _mm512_max_epu32(largest, _mm512_and_si512(bits(z), magnitude));
+        return z;
+      }
+      const __mmask16 there = tail_mask(plan_.num_experts, at);
+      const V z = _mm512_mask_loadu_ps(set(kLowest), there, row + at);
+      largest =
+          _mm512_mask_max_epu32(largest, there, largest, _mm512_and_si512(bits(z), magnitude));
+      return z;
     };
     work_.error[token] = 0.0f;
     if (plan_.num_groups > 1) {
       store_best(token, kLowest, load);
-      return;
+    } else {
+      V most = load(0);
+      for (int64_t at = kLanes; at < num_padded_; at += kLanes) {
+        most = _mm512_max_ps(most, load(at));
+      }
+      _mm512_store_ps(work_.edges[token], most);
     }
-    V most = load(0);
-    for (int64_t at = kLanes; at < num_padded_; at += kLanes) most = _mm512_max_ps(most, load(at));
-    _mm512_store_ps(work_.edges[token], most);
+    leave_nonfinite(token, largest);
   }
 
   // Group g's largest value in lane g of the edges; `none` for groups that are not there.
@@ -375,12 +402,20 @@ class Block {
 
   // Group g's sum of its best two in lane g of the edges, its second in lane 8 + g. Positive floats are
   // compared as integers, of which there are more units.
-  template <typename Load>
+  // kVectors: of each of eight groups; 0: any number, of any number of groups.
+  template <int kVectors, typename Load>
   void store_best_two(int token, const Load& load) {
-    const int64_t group_size = plan_.num_experts / plan_.num_groups;
+    const int64_t group_size =
+        kVectors > 0 ? kVectors * kLanes : plan_.num_experts / plan_.num_groups;
     I most[8], second[8];
 #pragma GCC unroll 8
     for (int g = 0; g < 8; ++g) {
+      if constexpr (kVectors == 2) {
+        const I a = bits(load(g * group_size)), b = bits(load(g * group_size + kLanes));
+        most[g] = _mm512_max_epi32(a, b);
+        second[g] = _mm512_min_epi32(a, b);
+        continue;
+      }
       most[g] = second[g] = _mm512_setzero_si512();
       if (g >= plan_.num_groups) continue;
       for (int64_t at = g * group_size; at < (g + 1) * group_size; at += kLanes) {
@@ -515,30 +550,42 @@ class Block {
                          below(reached, _mm512_load_ps(work_.error)));
   }
 
-  // Keys of what reaches the threshold; at most kLanes of them, the largest.
+  // Keys of what reaches the threshold; of more than kLanes the largest.
   [[gnu::noinline]] void gather_candidates(int token, const float* row) {
+    _mm512_store_ps(work_.candidates[token], set(kLowest));
+    const bool whole = num_padded_ == plan_.num_experts;
+    const int64_t count =
+        whole ? put_candidates<true>(token, row) : put_candidates<false>(token, row);
+    if (count <= kLanes) return;
+    if (count > kMostCandidates) {
+      work_.undecided |= 1u << token;
+      return;
+    }
+    float* const keys = work_.candidates[token];
+    _mm512_storeu_ps(keys + count, set(kLowest));  // where the last store did not reach
+    keep_largest(keys);
+  }
+
+  template <bool kWhole>
+  int64_t put_candidates(int token, const float* row) {
     float* const out = work_.candidates[token];
     const V threshold = set(work_.threshold[token]), lowest = set(kLowest);
     const I ids = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const I id_mask = set(id_mask_);
     int64_t count = 0;
     for_kept_vectors(token, [&](int64_t at) {
-      const V value = _mm512_mask_loadu_ps(lowest, tail_mask(plan_.num_experts, at), row + at);
-      const __mmask16 found =
-          _mm512_mask_cmp_ps_mask(tail_mask(plan_.num_experts, at), value, threshold, _CMP_GE_OQ);
+      const __mmask16 there = kWhole ? __mmask16{0xFFFF} : tail_mask(plan_.num_experts, at);
+      const V value =
+          kWhole ? _mm512_loadu_ps(row + at) : _mm512_mask_loadu_ps(lowest, there, row + at);
+      const __mmask16 found = kWhole ? _mm512_cmp_ps_mask(value, threshold, _CMP_GE_OQ)
+                                     : _mm512_mask_cmp_ps_mask(there, value, threshold, _CMP_GE_OQ);
       const I own = _mm512_add_epi32(ids, set(static_cast<int32_t>(at)));
       const V key = floats(_mm512_ternarylogic_epi32(bits(value), id_mask, own, 0xBA));
       _mm512_storeu_ps(out + (count < kMostCandidates ? count : kMostCandidates),
                        _mm512_mask_compress_ps(lowest, found, key));
       count += __builtin_popcount(found);
     });
-    if (count <= kLanes) return;
-    if (count > kMostCandidates) {
-      work_.undecided |= 1u << token;
-      return;
-    }
-    _mm512_storeu_ps(out + count, lowest);  // up to where the last store did not reach
-    keep_largest(out);
+    return count;
   }
 
   static V sort_within(V x) {
@@ -569,8 +616,8 @@ class Block {
   // --- Across tokens ---
 
   struct Chosen {
-    V logits[kExact];  // falling selection score; kSigmoid: not set
-    V scores[kExact];  // kSigmoid only
+    V selection[kExact];  // falling; kLogit, kSoftmax: the logits
+    V scores[kExact];     // kSigmoid only
     I ids[kExact];
   };
 
@@ -617,65 +664,52 @@ class Block {
     return _mm512_insertf32x8(_mm512_castps256_ps512(a), b, 1);
   }
 
-  // Unsigned integers in the order of numbers; -0 equals +0.
-  static I ordered(V value) {
-    const I word = bits(_mm512_add_ps(value, _mm512_setzero_ps()));
-    const I sign = _mm512_srai_epi32(word, 31);
-    return _mm512_xor_si512(word, _mm512_or_si512(sign, set(INT32_MIN)));
-  }
-  static V unordered(I word) {
-    const I sign = _mm512_srai_epi32(word, 31);  // set: was positive
-    return floats(_mm512_xor_si512(
-        word, _mm512_or_si512(_mm512_andnot_si512(sign, set(-1)), set(INT32_MIN))));
-  }
-
   // Exact selection scores of the first candidates, in order; ties go to the lowest id.
   void rank(const V* keys, Chosen* chosen) {
     const Addresses rows = {_mm512_loadu_si512(block_.rows), _mm512_loadu_si512(block_.rows + 8)};
     const bool is_sigmoid = plan_.score == Score::kSigmoid;
-    alignas(64) float scores[kExact][kLanes];
-    I low[kExact], high[kExact];
+#pragma GCC unroll 9
     for (int slot = 0; slot < kExact; ++slot) {
       const __mmask16 there = _mm512_cmp_ps_mask(keys[slot], set(kLowest), _CMP_GT_OQ);
       const I id = _mm512_and_si512(bits(keys[slot]), set(id_mask_));
       V value = gather(rows, id);
+      chosen->scores[slot] = value;
       if (is_sigmoid) {
         value = rounded(exact_sigmoid(low_half(value)), exact_sigmoid(high_half(value)));
-        _mm512_store_ps(scores[slot], value);
+        chosen->scores[slot] = value;
         if (plan_.bias != nullptr) {
           value = _mm512_add_ps(value, _mm512_i32gather_ps(id, plan_.bias, 4));
         }
       }
-      const I order = _mm512_maskz_mov_epi32(there, ordered(value));
-      const I tie =
-          _mm512_or_si512(_mm512_slli_epi32(_mm512_sub_epi32(set(0xFFFF), id), 8), set(slot));
-      low[slot] = joined(_mm512_castsi512_si256(order), _mm512_castsi512_si256(tie));
-      high[slot] = joined(_mm512_extracti64x4_epi64(order, 1), _mm512_extracti64x4_epi64(tie, 1));
+      chosen->ids[slot] = id;
+      chosen->selection[slot] = _mm512_mask_mov_ps(set(kLowest), there, value);
     }
-    sort_lanes<kExact>(low);
-    sort_lanes<kExact>(high);
-    const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-#pragma GCC unroll 9
-    for (int k = 0; k < kExact; ++k) {
-      const I order = narrowed(_mm512_srli_epi64(low[k], 32), _mm512_srli_epi64(high[k], 32));
-      const I tie = narrowed(low[k], high[k]);
-      chosen->ids[k] = _mm512_sub_epi32(set(0xFFFF), _mm512_srli_epi32(tie, 8));
-      if (is_sigmoid) {
-        const I slot = _mm512_slli_epi32(_mm512_and_si512(tie, set(15)), 4);
-        chosen->scores[k] = _mm512_i32gather_ps(_mm512_add_epi32(slot, lane), scores, 4);
-      } else {
-        chosen->logits[k] = unordered(order);
+    // The keys' order is nearly right: two rounds, the second to see it, are the rule.
+    __mmask16 moved = 1;
+    while (moved != 0) {
+      moved = 0;
+#pragma GCC unroll 2
+      for (int begin = 0; begin < 2; ++begin) {
+#pragma GCC unroll 4
+        for (int k = begin; k + 1 < kExact; k += 2) moved |= put_in_order(chosen, k);
       }
     }
   }
 
-  static I joined(__m256i order, __m256i tie) {
-    return _mm512_or_si512(_mm512_slli_epi64(_mm512_cvtepu32_epi64(order), 32),
-                           _mm512_cvtepu32_epi64(tie));
-  }
-  static I narrowed(I low, I high) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi64_epi32(low)),
-                              _mm512_cvtepi64_epi32(high), 1);
+  static __mmask16 put_in_order(Chosen* chosen, int k) {
+    const V a = chosen->selection[k], b = chosen->selection[k + 1];
+    const I id_a = chosen->ids[k], id_b = chosen->ids[k + 1];
+    const V score_a = chosen->scores[k], score_b = chosen->scores[k + 1];
+    const __mmask16 ties = _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+    const __mmask16 swap = _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) |
+                           _mm512_mask_cmp_epi32_mask(ties, id_a, id_b, _MM_CMPINT_GT);
+    chosen->selection[k] = _mm512_mask_mov_ps(a, swap, b);
+    chosen->selection[k + 1] = _mm512_mask_mov_ps(b, swap, a);
+    chosen->ids[k] = _mm512_mask_mov_epi32(id_a, swap, id_b);
+    chosen->ids[k + 1] = _mm512_mask_mov_epi32(id_b, swap, id_a);
+    chosen->scores[k] = _mm512_mask_mov_ps(score_a, swap, score_b);
+    chosen->scores[k + 1] = _mm512_mask_mov_ps(score_b, swap, score_a);
+    return swap;
   }
 
   void weigh(Chosen* chosen) {
@@ -685,12 +719,12 @@ class Block {
         take_scores(chosen->scores, low, high);
         break;
       case Score::kSoftmax:
-        check_gaps(chosen->logits);
-        take_powers(chosen->logits, low, high);
-        divide_by_all(chosen->logits[0], chosen->scores, low, high);
+        check_gaps(chosen->selection);
+        take_powers(chosen->selection, low, high);
+        divide_by_all(chosen->selection[0], chosen->scores, low, high);
         break;
       case Score::kLogit:
-        take_powers(chosen->logits, low, high);
+        take_powers(chosen->selection, low, high);
         break;
     }
     if (plan_.normalised) {

@@ -10,6 +10,7 @@
 #include <limits>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 #include "argosy/router.h"
 #include "base/error.h"
@@ -149,7 +150,6 @@ class Router {
         normalised_(weights_sum_to_one(spec)) {}
 
   Status run(Pass pass) {
-    if (spec_.on_nonfinite == OnNonfinite::kError) ARGOSY_RETURN_IF_ERROR(check_finite());
     ARGOSY_RETURN_IF_ERROR(prepare());
     if (pass == Pass::kFusedWherePossible) prepare_fused();
     std::atomic<bool> out_of_memory{false};
@@ -165,6 +165,8 @@ class Router {
       return base::error(StatusCode::kOutOfMemory, "no {} bytes of scratch to route with",
                          Scratch::bytes(spec_));
     }
+    const int64_t bad = first_bad_.load(std::memory_order_relaxed);
+    if (bad != kNone) return nonfinite_error(bad);
     routing_->num_nonfinite_rows = num_nonfinite.load(std::memory_order_relaxed);
     count();
     return {};
@@ -177,21 +179,7 @@ class Router {
     return reinterpret_cast<const float*>(input_.logits.row(token));
   }
 
-  // Before anything is written, so that an error leaves *routing as it was.
-  Status check_finite() const {
-    std::atomic<int64_t> first_bad{num_tokens()};
-    for_token_blocks(pool_, num_tokens(), [&](int64_t first, int64_t last) {
-      for (int64_t token = first; token < last; ++token) {
-        if (is_masked(token) || is_finite_row(logits_row(token), spec_.num_experts)) continue;
-        int64_t seen = first_bad.load(std::memory_order_relaxed);
-        while (token < seen &&
-               !first_bad.compare_exchange_weak(seen, token, std::memory_order_relaxed)) {
-        }
-        break;
-      }
-    });
-    const int64_t token = first_bad.load(std::memory_order_relaxed);
-    if (token == num_tokens()) return {};
+  Status nonfinite_error(int64_t token) const {
     int64_t expert = 0;
     while (is_finite_row(logits_row(token) + expert, 1)) ++expert;
     return base::error(StatusCode::kNonFinite, "logits[{}, {}] is {} (token {} of {}, expert {})",
@@ -233,58 +221,63 @@ class Router {
     }
   }
 
-  // Routes the tokens of a block; those that the fused pass leaves by the reference.
-  void route_tokens(const int64_t* tokens, const float* const* rows, int64_t count,
-                    const Scratch& scratch) const {
+  // Routes `count` valid tokens; those that the fused pass leaves by the reference.
+  void route_tokens(const int64_t* tokens, int64_t count, const Scratch& scratch,
+                    int64_t* nonfinite) const {
     uint32_t left = (1u << count) - 1;
     if (fused_ != nullptr && count > 0) {
       router::FusedBlock block;
       block.num_tokens = count;
       block.scratch = scratch.fused;
       for (int64_t i = 0; i < router::kFusedTokens; ++i) {
-        const int64_t own = i < count ? i : 0;
-        block.rows[i] = rows[own];
-        block.topk_idx[i] = routing_->topk_idx.data() + tokens[own] * spec_.top_k;
-        block.weights[i] = routing_->topk_weights.values.data() + tokens[own] * spec_.top_k;
+        const int64_t token = tokens[i < count ? i : 0];
+        block.rows[i] = logits_row(token);
+        block.topk_idx[i] = routing_->topk_idx.data() + token * spec_.top_k;
+        block.weights[i] = routing_->topk_weights.values.data() + token * spec_.top_k;
       }
       left = fused_->route(fused_plan_, block);
     }
     for (; left != 0; left &= left - 1) {
-      const int i = std::countr_zero(left);
-      route_token(tokens[i], rows[i], scratch);
+      route_left_token(tokens[std::countr_zero(left)], scratch, nonfinite);
+    }
+  }
+
+  void route_left_token(int64_t token, const Scratch& scratch, int64_t* nonfinite) const {
+    if (is_finite_row(logits_row(token), spec_.num_experts)) {
+      route_token(token, logits_row(token), scratch);
+    } else if (spec_.on_nonfinite == OnNonfinite::kUniform) {
+      ++*nonfinite;
+      route_token(token, scratch.zeros, scratch);
+    } else {
+      int64_t seen = first_bad_.load(std::memory_order_relaxed);
+      while (token < seen &&
+             !first_bad_.compare_exchange_weak(seen, token, std::memory_order_relaxed)) {
+      }
     }
   }
 
   // False when the thread's scratch cannot grow. Never inlined: arithmetic may not move across the
   // change of the floating-point environment.
-  bool route_block(int64_t first, int64_t last, int64_t* nonfinite) const {
+  [[gnu::noinline]] bool route_block(int64_t first, int64_t last, int64_t* nonfinite) const {
     thread_local AlignedBuffer buffer;  // kept, so that a steady state does not allocate
     if (!buffer.reserve(Scratch::bytes(spec_)).ok()) return false;
     const Scratch scratch(spec_, buffer.data());
     std::memset(scratch.zeros, 0, static_cast<size_t>(spec_.num_experts) * sizeof(float));
     const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
     int64_t tokens[router::kFusedTokens];
-    const float* rows[router::kFusedTokens];
     int64_t count = 0;
     for (int64_t token = first; token < last; ++token) {
       if (is_masked(token)) {
         skip_token(token);
         continue;
       }
-      const float* logits = logits_row(token);
-      if (spec_.on_nonfinite == OnNonfinite::kUniform &&
-          !is_finite_row(logits, spec_.num_experts)) {
-        logits = scratch.zeros;
-        ++*nonfinite;
-      }
-      tokens[count] = token;
-      rows[count++] = logits;
+      tokens[count++] = token;
       if (count == router::kFusedTokens) {
-        route_tokens(tokens, rows, count, scratch);
+        route_tokens(tokens, count, scratch, nonfinite);
         count = 0;
       }
     }
-    route_tokens(tokens, rows, count, scratch);
+    route_tokens(tokens, count, scratch, nonfinite);
     return true;
   }
 
@@ -351,10 +344,13 @@ class Router {
     }
   }
 
+  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+
   const RouterSpec& spec_;
   const RouterInput& input_;
   ThreadPool* pool_;
   Routing* routing_;
+  mutable std::atomic<int64_t> first_bad_{kNone};  // with OnNonfinite::kError
   ScoreRules rules_;
   const float* bias_;
   bool normalised_;
@@ -401,7 +397,15 @@ Status route_by(Pass pass, const RouterSpec& spec, const RouterInput& input, Thr
   if (routing == nullptr) return invalid("routing is null");
   ARGOSY_RETURN_IF_ERROR(check_logits(spec, input.logits));
   ARGOSY_RETURN_IF_ERROR(check_bias(spec, input.selection_bias));
-  return Router(spec, input, pool, routing).run(pass);
+  // With kError a bad row may turn up when others are done, and then *routing must be as it was. Kept, so
+  // that a steady state does not allocate.
+  thread_local Routing spare;
+  if (spec.on_nonfinite == OnNonfinite::kUniform) {
+    return Router(spec, input, pool, routing).run(pass);
+  }
+  ARGOSY_RETURN_IF_ERROR(Router(spec, input, pool, &spare).run(pass));
+  std::swap(*routing, spare);
+  return {};
 }
 
 }  // namespace
