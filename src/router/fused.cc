@@ -97,6 +97,7 @@ bool make_fused_plan(const RouterSpec& spec, const float* bias, bool normalised,
   }
   const bool reference = spec.weight_norm == WeightNorm::kReference;
   plan->added_to_sum = reference && normalised ? 1e-20 : 0.0;
+  plan->over_all = !normalised || reference;
   plan->least_score = normalised && !reference ? 0x1p-100f : 0x1p-126f;
   if (plan->score == FusedPlan::Score::kSigmoid) {
     if (!set_bias(bias, shifted_bias, plan)) return false;

@@ -30,11 +30,12 @@ struct FusedPlan {
   int64_t keep_groups = 1;
   bool sum_of_two = false;  // the score of a group; else its largest
   bool normalised = false;  // weights divided by their sum
+  bool over_all = false;    // kSoftmax: they are scores over all experts first
   double added_to_sum = 0;  // WeightNorm::kReference
   float least_score = 0;    // a row with a smaller chosen one is left to the reference
   float factor = 1;
   const float* bias = nullptr;  // [E], kSigmoid only; null: none
-  // kSigmoid: [E rounded up to 16] bias + shift, the shift such that all approximations are >= 1.
+  // kSigmoid: [shifted_bias_size(E)] bias + shift, aligned to 64 bytes, the shift such that all approximations are >= 1.
   const float* shifted_bias = nullptr;
   float coarse_error = 0;  // of approximation - shift, against the exact selection score
   float fine_error = 0;
@@ -44,8 +45,9 @@ struct FusedPlan {
 struct FusedBlock {
   int64_t num_tokens = 0;           // 1 to kFusedTokens
   const float* rows[kFusedTokens];  // logits; unused ones repeat the first
-  int32_t* topk_idx[kFusedTokens];  // [top_k] each
-  float* weights[kFusedTokens];     // [top_k] each
+  int64_t tokens[kFusedTokens];     // their places in the two below; unused ones are not read
+  int32_t* topk_idx = nullptr;      // [T, top_k]
+  float* weights = nullptr;         // [T, top_k]
   float* scratch = nullptr;         // [kFusedScratchFloats], aligned to 64 bytes
 };
 

@@ -228,12 +228,12 @@ class Router {
     if (fused_ != nullptr && count > 0) {
       router::FusedBlock block;
       block.num_tokens = count;
+      block.topk_idx = routing_->topk_idx.data();
+      block.weights = routing_->topk_weights.values.data();
       block.scratch = scratch.fused;
       for (int64_t i = 0; i < router::kFusedTokens; ++i) {
-        const int64_t token = tokens[i < count ? i : 0];
-        block.rows[i] = logits_row(token);
-        block.topk_idx[i] = routing_->topk_idx.data() + token * spec_.top_k;
-        block.weights[i] = routing_->topk_weights.values.data() + token * spec_.top_k;
+        block.tokens[i] = tokens[i < count ? i : 0];
+        block.rows[i] = logits_row(block.tokens[i]);
       }
       left = fused_->route(fused_plan_, block);
     }
@@ -314,11 +314,13 @@ class Router {
       }
       return;
     }
-    if (rules_.scores != nullptr) {
+    const bool reference = spec_.weight_norm == WeightNorm::kReference;
+    // Of a normalised softmax the sum over all experts cancels.
+    const bool cancels = spec_.score_function == ScoreFunction::kSoftmax && !reference;
+    if (rules_.scores != nullptr && !cancels) {
       const float* scores = scratch.scores;
       for (int64_t k = 0; k < top_k; ++k) scratch.chosen[k] = scores[topk_idx[k]];
       const float smallest = *std::min_element(scratch.chosen, scratch.chosen + top_k);
-      const bool reference = spec_.weight_norm == WeightNorm::kReference;
       if (reference || smallest >= 0x1p-100f) {
         const double sum = router::sum_lanes(scratch.chosen, top_k) + (reference ? 1e-20 : 0.0);
         for (int64_t k = 0; k < top_k; ++k) {

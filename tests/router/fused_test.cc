@@ -224,10 +224,10 @@ TEST(Fused, LeavesFewOrdinaryTokens) {
     }
     std::vector<float> bias;
     if (spec.selection_bias == Choice::kYes) bias = normal_logits(random, 256, 0.05f);
-    std::vector<float> shifted(static_cast<size_t>(router::shifted_bias_size(256)));
+    alignas(64) float shifted[256];
     router::FusedPlan plan;
-    ASSERT_TRUE(router::make_fused_plan(spec, bias.empty() ? nullptr : bias.data(), true,
-                                        shifted.data(), &plan))
+    ASSERT_TRUE(
+        router::make_fused_plan(spec, bias.empty() ? nullptr : bias.data(), true, shifted, &plan))
         << preset;
     auto scratch = AlignedBuffer::allocate(router::kFusedScratchFloats * 4);
     ASSERT_TRUE(scratch.has_value());
@@ -235,15 +235,16 @@ TEST(Fused, LeavesFewOrdinaryTokens) {
     constexpr int64_t kBlocks = 200;
     for (int64_t i = 0; i < kBlocks; ++i) {
       const std::vector<float> logits = normal_logits(random, 16 * 256, 1.0f);
-      int32_t ids[16][8];
-      float weights[16][8];
+      int32_t ids[16 * 8];
+      float weights[16 * 8];
       router::FusedBlock block;
       block.num_tokens = 16;
+      block.topk_idx = ids;
+      block.weights = weights;
       block.scratch = reinterpret_cast<float*>(scratch->data());
       for (size_t t = 0; t < 16; ++t) {
         block.rows[t] = logits.data() + t * 256;
-        block.topk_idx[t] = ids[t];
-        block.weights[t] = weights[t];
+        block.tokens[t] = static_cast<int64_t>(t);
       }
       left += std::popcount(kernel->route(plan, block));
     }
