@@ -95,9 +95,10 @@ bool make_fused_plan(const RouterSpec& spec, const float* bias, bool normalised,
     case ScoreFunction::kUnset:
       return false;
   }
+  const bool is_logit = plan->score == FusedPlan::Score::kLogit;
   const bool reference = spec.weight_norm == WeightNorm::kReference;
-  plan->added_to_sum = reference && normalised ? 1e-20 : 0.0;
-  plan->over_all = !normalised || reference;
+  plan->added_to_sum = reference && normalised && !is_logit ? 1e-20 : 0.0;
+  plan->over_all = plan->score == FusedPlan::Score::kSoftmax && (!normalised || reference);
   plan->least_score = normalised && !reference ? 0x1p-100f : 0x1p-126f;
   if (plan->score == FusedPlan::Score::kSigmoid) {
     if (!set_bias(bias, shifted_bias, plan)) return false;

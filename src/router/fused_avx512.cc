@@ -53,8 +53,16 @@ class Finisher {
     for (int i = 0; i < kLanes; ++i) _mm512_store_ps(falling[i], keys[i]);
     check_cut(_mm512_load_ps(falling[plan_.top_k - 1]), _mm512_load_ps(falling[plan_.top_k + 1]));
     Chosen chosen;
-    rank(keys, &chosen);
-    weigh(&chosen);
+    switch (plan_.score) {
+      case Score::kSigmoid:
+        rank<Score::kSigmoid>(keys, &chosen);
+        break;
+      case Score::kSoftmax:
+      case Score::kLogit:
+        rank<Score::kLogit>(keys, &chosen);
+        break;
+    }
+    weigh(chosen);
   }
 
  private:
@@ -91,16 +99,16 @@ class Finisher {
   }
 
   // Exact selection scores of the first candidates, in order; ties go to the lowest id.
+  template <Score kScore>
   void rank(const V* keys, Chosen* chosen) {
     const Addresses rows = {_mm512_loadu_si512(block_.rows), _mm512_loadu_si512(block_.rows + 8)};
-    const bool is_sigmoid = plan_.score == Score::kSigmoid;
+    constexpr bool is_sigmoid = kScore == Score::kSigmoid;
 #pragma GCC unroll 9
     for (int slot = 0; slot < kExact; ++slot) {
       ahead_.fetch(lines_);
       const __mmask16 there = _mm512_cmp_ps_mask(keys[slot], set(kLowest), _CMP_GT_OQ);
       const I id = _mm512_and_si512(bits(keys[slot]), set(id_mask_));
       V value = gather(rows, id);
-      chosen->scores[slot] = value;
       if (is_sigmoid) {
         value = rounded(exact_sigmoid(low_half(value)), exact_sigmoid(high_half(value)));
         chosen->scores[slot] = value;
@@ -117,7 +125,7 @@ class Finisher {
 #pragma GCC unroll 2
       for (int begin = 0; begin < 2; ++begin) {
 #pragma GCC unroll 4
-        for (int k = begin; k + 1 < kExact; k += 2) moved |= put_in_order(chosen, k);
+        for (int k = begin; k + 1 < kExact; k += 2) moved |= put_in_order<is_sigmoid>(chosen, k);
       }
       if (moved == 0) break;
     }
@@ -133,10 +141,10 @@ class Finisher {
     return found != 0;
   }
 
+  template <bool kScores>
   static __mmask16 put_in_order(Chosen* chosen, int k) {
     const V a = chosen->selection[k], b = chosen->selection[k + 1];
     const I id_a = chosen->ids[k], id_b = chosen->ids[k + 1];
-    const V score_a = chosen->scores[k], score_b = chosen->scores[k + 1];
     const __mmask16 ties = _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
     const __mmask16 swap = _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) |
                            _mm512_mask_cmp_epi32_mask(ties, id_a, id_b, _MM_CMPINT_GT);
@@ -144,58 +152,96 @@ class Finisher {
     chosen->selection[k + 1] = _mm512_mask_mov_ps(b, swap, a);
     chosen->ids[k] = _mm512_mask_mov_epi32(id_a, swap, id_b);
     chosen->ids[k + 1] = _mm512_mask_mov_epi32(id_b, swap, id_a);
-    chosen->scores[k] = _mm512_mask_mov_ps(score_a, swap, score_b);
-    chosen->scores[k + 1] = _mm512_mask_mov_ps(score_b, swap, score_a);
+    if constexpr (kScores) {
+      const V score_a = chosen->scores[k], score_b = chosen->scores[k + 1];
+      chosen->scores[k] = _mm512_mask_mov_ps(score_a, swap, score_b);
+      chosen->scores[k + 1] = _mm512_mask_mov_ps(score_b, swap, score_a);
+    }
     return swap;
   }
 
-  void weigh(Chosen* chosen) {
-    D low[8], high[8];
-    switch (plan_.score) {
-      case Score::kSigmoid:
-        take_scores(chosen->scores, low, high);
-        break;
-      case Score::kSoftmax:
-        check_gaps(chosen->selection);
-        take_powers(chosen->selection, low, high);
-        if (plan_.over_all) divide_by_all(chosen->selection[0], chosen->scores, low, high);
-        break;
-      case Score::kLogit:
-        take_powers(chosen->selection, low, high);
-        break;
+  void weigh(const Chosen& chosen) {
+    alignas(64) double sums[kLanes];
+    if (plan_.score == Score::kSigmoid) {
+      check_scores(chosen.scores);
+    } else if (plan_.score == Score::kSoftmax) {
+      check_gaps(chosen.selection);
+      if (plan_.over_all) sum_over_all(chosen.selection[0], sums);
     }
-    if (plan_.normalised) {
-      const D added = _mm512_set1_pd(plan_.added_to_sum);
-      const D low_sum = _mm512_add_pd(sum_of_eight(low), added);
-      const D high_sum = _mm512_add_pd(sum_of_eight(high), added);
-      for (int k = 0; k < plan_.top_k; ++k) {
-        low[k] = _mm512_div_pd(low[k], low_sum);
-        high[k] = _mm512_div_pd(high[k], high_sum);
-      }
-    }
-    store(chosen->ids, low, high);
-  }
-
-  // fp32 scores, widened; those beyond top_k are 0.
-  void take_scores(const V* scores, D* low, D* high) {
+    // The upper half of a row: its weights.
+    V rows[kLanes];
+    alignas(64) float weights[kFusedMostTopK][kLanes];
+    weigh_half<false>(chosen, sums, weights);
+    weigh_half<true>(chosen, sums + 8, weights);
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) {
-      low[k] = high[k] = _mm512_setzero_pd();
+      rows[k] = floats(chosen.ids[k]);
+      rows[8 + k] = _mm512_load_ps(weights[k]);
+    }
+    transpose(rows);
+    store(rows);
+  }
+
+  template <bool kHigh>
+  static D half(V v) {
+    return kHigh ? high_half(v) : low_half(v);
+  }
+
+  // Weights of eight tokens, those beyond top_k 0. sums: of the powers over all experts.
+  template <bool kHigh>
+  void weigh_half(const Chosen& chosen, const double* sums, float (*weights)[kLanes]) {
+    D terms[8];
+    const D peak = half<kHigh>(chosen.selection[0]);
+    const bool are_scores = plan_.score == Score::kSigmoid;
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; ++k) {
+      terms[k] = _mm512_setzero_pd();
+      if (k >= plan_.top_k) continue;
+      terms[k] = are_scores
+                     ? half<kHigh>(chosen.scores[k])
+                     : exp_nonpositive(_mm512_sub_pd(half<kHigh>(chosen.selection[k]), peak));
+    }
+    if (plan_.over_all) divide_by_all<kHigh>(_mm512_load_pd(sums), terms);
+    if (plan_.normalised) {
+      const D sum = _mm512_add_pd(sum_of_eight(terms), _mm512_set1_pd(plan_.added_to_sum));
+#pragma GCC unroll 8
+      for (int k = 0; k < 8; ++k) terms[k] = _mm512_div_pd(terms[k], sum);
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; ++k) _mm256_store_ps(weights[k] + (kHigh ? 8 : 0), scaled(terms[k]));
+  }
+
+  // Powers to scores of a softmax over all experts; rounded to fp32 where they are normalised next.
+  template <bool kHigh>
+  void divide_by_all(D sum, D* terms) {
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; ++k) {
+      if (k >= plan_.top_k) continue;
+      terms[k] = _mm512_div_pd(terms[k], sum);
+      if (!plan_.normalised) continue;
+      const __m256 score = _mm512_cvtpd_ps(terms[k]);
+      const uint32_t small =
+          _mm256_cmp_ps_mask(score, _mm256_set1_ps(plan_.least_score), _CMP_LT_OQ);
+      work_.undecided |= kHigh ? small << 8 : small;
+      terms[k] = _mm512_cvtps_pd(score);
+    }
+  }
+
+  void sum_over_all(V peak, double* sums) const {
+    alignas(64) float peaks[kLanes];
+    _mm512_store_ps(peaks, peak);
+    for (int i = 0; i < kLanes; ++i) {
+      sums[i] = i < block_.num_tokens ? sum_of_powers(block_.rows[i], plan_.num_experts, peaks[i])
+                                      : sums[0];
+    }
+  }
+
+  // Rows whose weights the reference computes in the log domain.
+  void check_scores(const V* scores) {
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; ++k) {
       if (k >= plan_.top_k) continue;
       leave(_mm512_cmp_ps_mask(scores[k], set(plan_.least_score), _CMP_LT_OQ));
-      low[k] = low_half(scores[k]);
-      high[k] = high_half(scores[k]);
-    }
-  }
-
-  void take_powers(const V* logits, D* low, D* high) {
-    const D low_peak = low_half(logits[0]), high_peak = high_half(logits[0]);
-#pragma GCC unroll 8
-    for (int k = 0; k < 8; ++k) {
-      low[k] = high[k] = _mm512_setzero_pd();
-      if (k >= plan_.top_k) continue;
-      low[k] = exp_nonpositive(_mm512_sub_pd(low_half(logits[k]), low_peak));
-      high[k] = exp_nonpositive(_mm512_sub_pd(high_half(logits[k]), high_peak));
     }
   }
 
@@ -212,43 +258,17 @@ class Finisher {
     }
   }
 
-  // Powers to scores of a softmax over all experts; rounded to fp32 where they are normalised next.
-  void divide_by_all(V peak, V* scores, D* low, D* high) {
-    alignas(64) float peaks[kLanes];
-    alignas(64) double sums[kLanes];
-    _mm512_store_ps(peaks, peak);
-    for (int i = 0; i < kLanes; ++i) {
-      sums[i] = i < block_.num_tokens ? sum_of_powers(block_.rows[i], plan_.num_experts, peaks[i])
-                                      : sums[0];
-    }
-    const D low_sum = _mm512_load_pd(sums), high_sum = _mm512_load_pd(sums + 8);
-    for (int k = 0; k < plan_.top_k; ++k) {
-      low[k] = _mm512_div_pd(low[k], low_sum);
-      high[k] = _mm512_div_pd(high[k], high_sum);
-      scores[k] = rounded(low[k], high[k]);
-    }
-    if (plan_.normalised) take_scores(scores, low, high);
-  }
-
   // x the factor in fp32; denormal weights before their rounding.
-  V scaled(D low, D high) const {
-    const V weight = rounded(low, high), factor = set(plan_.factor);
-    const __mmask16 denormal = _mm512_cmp_ps_mask(weight, set(0x1p-126f), _CMP_LT_OQ);
-    const V product = _mm512_mul_ps(weight, factor);
+  __m256 scaled(D exact) const {
+    const __m256 weight = _mm512_cvtpd_ps(exact);
+    const __m256 product = _mm256_mul_ps(weight, _mm256_set1_ps(plan_.factor));
+    const __mmask8 denormal = _mm256_cmp_ps_mask(weight, _mm256_set1_ps(0x1p-126f), _CMP_LT_OQ);
     if (__builtin_expect(denormal == 0, 1)) return product;
     const D wide = _mm512_set1_pd(static_cast<double>(plan_.factor));
-    return _mm512_mask_mov_ps(product, denormal,
-                              rounded(_mm512_mul_pd(low, wide), _mm512_mul_pd(high, wide)));
+    return _mm256_mask_mov_ps(product, denormal, _mm512_cvtpd_ps(_mm512_mul_pd(exact, wide)));
   }
 
-  void store(const I* ids, const D* low, const D* high) const {
-    V rows[kLanes];
-#pragma GCC unroll 8
-    for (int k = 0; k < 8; ++k) {
-      rows[k] = floats(ids[k]);
-      rows[8 + k] = k < plan_.top_k ? scaled(low[k], high[k]) : _mm512_setzero_ps();
-    }
-    transpose(rows);
+  void store(const V* rows) const {
     alignas(64) float out[kLanes][kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) _mm512_store_ps(out[i], rows[i]);

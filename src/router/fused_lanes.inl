@@ -216,14 +216,14 @@ double sum_of_powers(const float* logits, int64_t count, float peak) {
 
 struct alignas(64) Ids {
   int32_t of[kFusedMostExperts] = {};  // i
-  // From 2 * kLanes - n on: the permutation that moves lanes up by n.
-  int32_t rotations[3 * kLanes] = {};
+  // From kFusedMostExperts - n on: the permutation that moves lanes up by n modulo 16.
+  int32_t rotations[kFusedMostExperts + kLanes] = {};
 };
 
 constexpr Ids make_ids() {
   Ids ids;
   for (int i = 0; i < kFusedMostExperts; ++i) ids.of[i] = i;
-  for (int i = 0; i < 3 * kLanes; ++i) ids.rotations[i] = i % kLanes;
+  for (int i = 0; i < kFusedMostExperts + kLanes; ++i) ids.rotations[i] = i % kLanes;
   return ids;
 }
 constexpr Ids kIds = make_ids();

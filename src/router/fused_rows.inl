@@ -428,15 +428,16 @@ class Collector {
       ahead_.fetch(lines_);
       const V threshold = set(work_.threshold[token]);
       I packed = _mm512_setzero_si512();
-      uint32_t count = 0;
+      const int32_t* up = kIds.rotations + kFusedMostExperts;
       for_kept_vectors<kKept>(token, [&](int64_t at) {
         const V value = _mm512_loadu_ps(row + at);
         const __mmask16 found = _mm512_cmp_ps_mask(value, threshold, _CMP_GE_OQ);
         const I moved = _mm512_maskz_compress_epi32(found, key_of(value, at, id_mask));
-        const I up = _mm512_loadu_si512(kIds.rotations + 2 * kLanes - count % (2 * kLanes));
-        packed = _mm512_or_si512(packed, _mm512_permutexvar_epi32(up, moved));
-        count += static_cast<uint32_t>(__builtin_popcount(found));
+        const I rotation = _mm512_loadu_si512(up);
+        packed = _mm512_or_si512(packed, _mm512_permutexvar_epi32(rotation, moved));
+        up -= __builtin_popcount(found);
       });
+      const int64_t count = kIds.rotations + kFusedMostExperts - up;
       if (count > kLanes) {
         put_candidates<kKept>(token);
         continue;

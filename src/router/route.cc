@@ -121,13 +121,13 @@ bool is_finite_row(const float* row, int64_t count) {
   return found == 0;
 }
 
-// Calls body(first, last) for blocks of tokens that cover [0, num_tokens).
+// Calls body(first, last, thread) for blocks of tokens that cover [0, num_tokens).
 template <typename Body>
 void for_token_blocks(ThreadPool* pool, int64_t num_tokens, Body&& body) {
   const int64_t num_tasks = (num_tokens + kTokensPerTask - 1) / kTokensPerTask;
-  const auto task_body = [&](int64_t task, int) {
+  const auto task_body = [&](int64_t task, int thread) {
     const int64_t first = task * kTokensPerTask;
-    body(first, std::min(first + kTokensPerTask, num_tokens));
+    body(first, std::min(first + kTokensPerTask, num_tokens), thread);
   };
   if (pool != nullptr) {
     pool->parallel_for(num_tasks, task_body);
@@ -153,12 +153,9 @@ class Router {
     ARGOSY_RETURN_IF_ERROR(prepare());
     if (pass == Pass::kFusedWherePossible) prepare_fused();
     std::atomic<bool> out_of_memory{false};
-    std::atomic<int64_t> num_nonfinite{0};
-    for_token_blocks(pool_, num_tokens(), [&](int64_t first, int64_t last) {
-      int64_t nonfinite = 0;
-      if (!route_block(first, last, &nonfinite))
+    for_token_blocks(pool_, num_tokens(), [&](int64_t first, int64_t last, int thread) {
+      if (!route_block(first, last, tally(thread)))
         out_of_memory.store(true, std::memory_order_relaxed);
-      num_nonfinite.fetch_add(nonfinite, std::memory_order_relaxed);
     });
     // Relaxed above: parallel_for makes what its tasks wrote visible when it returns.
     if (out_of_memory.load(std::memory_order_relaxed)) {
@@ -167,8 +164,7 @@ class Router {
     }
     const int64_t bad = first_bad_.load(std::memory_order_relaxed);
     if (bad != kNone) return nonfinite_error(bad);
-    routing_->num_nonfinite_rows = num_nonfinite.load(std::memory_order_relaxed);
-    count();
+    sum_tallies();
     return {};
   }
 
@@ -197,6 +193,11 @@ class Router {
                          "no memory for the routing of {} tokens x top_k {}", num_tokens(),
                          spec_.top_k);
     }
+    const auto tally_bytes = num_threads() * tally_size() * static_cast<int64_t>(sizeof(int64_t));
+    thread_local AlignedBuffer buffer;  // as in route_block
+    ARGOSY_RETURN_IF_ERROR(buffer.reserve(tally_bytes));
+    std::memset(buffer.data(), 0, static_cast<size_t>(tally_bytes));
+    tallies_ = reinterpret_cast<int64_t*>(buffer.data());
     routing_->num_tokens = num_tokens();
     routing_->num_experts = spec_.num_experts;
     routing_->top_k = spec_.top_k;
@@ -223,7 +224,7 @@ class Router {
 
   // Routes `count` valid tokens; those that the fused pass leaves by the reference.
   void route_tokens(const int64_t* tokens, int64_t count, const Scratch& scratch,
-                    int64_t* nonfinite) const {
+                    int64_t* tally) const {
     uint32_t left = (1u << count) - 1;
     if (fused_ != nullptr && count > 0) {
       router::FusedBlock block;
@@ -238,31 +239,39 @@ class Router {
       left = fused_->route(fused_plan_, block);
     }
     for (; left != 0; left &= left - 1) {
-      route_left_token(tokens[std::countr_zero(left)], scratch, nonfinite);
+      if (!route_left_token(tokens[std::countr_zero(left)], scratch, tally)) return;
+    }
+    tally[spec_.num_experts] += count;
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t* const topk_idx = routing_->topk_idx.data() + tokens[i] * spec_.top_k;
+      for (int64_t k = 0; k < spec_.top_k; ++k) ++tally[topk_idx[k]];
     }
   }
 
-  void route_left_token(int64_t token, const Scratch& scratch, int64_t* nonfinite) const {
+  // False for a row that makes the whole call fail.
+  bool route_left_token(int64_t token, const Scratch& scratch, int64_t* tally) const {
     if (is_finite_row(logits_row(token), spec_.num_experts)) {
       route_token(token, logits_row(token), scratch);
     } else if (spec_.on_nonfinite == OnNonfinite::kUniform) {
-      ++*nonfinite;
+      ++tally[spec_.num_experts + 1];
+      std::fill_n(scratch.zeros, spec_.num_experts, 0.0f);
       route_token(token, scratch.zeros, scratch);
     } else {
       int64_t seen = first_bad_.load(std::memory_order_relaxed);
       while (token < seen &&
              !first_bad_.compare_exchange_weak(seen, token, std::memory_order_relaxed)) {
       }
+      return false;
     }
+    return true;
   }
 
   // False when the thread's scratch cannot grow. Never inlined: arithmetic may not move across the
   // change of the floating-point environment.
-  [[gnu::noinline]] bool route_block(int64_t first, int64_t last, int64_t* nonfinite) const {
+  [[gnu::noinline]] bool route_block(int64_t first, int64_t last, int64_t* tally) const {
     thread_local AlignedBuffer buffer;  // kept, so that a steady state does not allocate
     if (!buffer.reserve(Scratch::bytes(spec_)).ok()) return false;
     const Scratch scratch(spec_, buffer.data());
-    std::memset(scratch.zeros, 0, static_cast<size_t>(spec_.num_experts) * sizeof(float));
     const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
     int64_t tokens[router::kFusedTokens];
     int64_t count = 0;
@@ -273,11 +282,11 @@ class Router {
       }
       tokens[count++] = token;
       if (count == router::kFusedTokens) {
-        route_tokens(tokens, count, scratch, nonfinite);
+        route_tokens(tokens, count, scratch, tally);
         count = 0;
       }
     }
-    route_tokens(tokens, count, scratch, nonfinite);
+    route_tokens(tokens, count, scratch, tally);
     return true;
   }
 
@@ -334,15 +343,22 @@ class Router {
     for (int64_t k = 0; k < top_k; ++k) weights[k] = scaled_weight(scratch.terms[k] / sum, factor);
   }
 
-  void count() const {
-    std::fill(routing_->counts.begin(), routing_->counts.end(), 0);
+  // What a thread counts: tokens per expert [E], valid tokens, replaced rows. A line apart from the next
+  // thread's.
+  int64_t num_threads() const { return pool_ == nullptr ? 1 : pool_->num_threads(); }
+  int64_t tally_size() const { return (spec_.num_experts + 2 + 15) / 8 * 8; }
+  int64_t* tally(int64_t thread) const { return tallies_ + thread * tally_size(); }
+
+  void sum_tallies() const {
+    std::vector<int64_t>& counts = routing_->counts;
+    std::fill(counts.begin(), counts.end(), 0);
     routing_->num_valid_tokens = 0;
-    for (int64_t token = 0; token < num_tokens(); ++token) {
-      if (is_masked(token)) continue;
-      ++routing_->num_valid_tokens;
-      const int32_t* topk_idx = routing_->topk_idx.data() + token * spec_.top_k;
-      for (int64_t k = 0; k < spec_.top_k; ++k)
-        ++routing_->counts[static_cast<size_t>(topk_idx[k])];
+    routing_->num_nonfinite_rows = 0;
+    for (int64_t thread = 0; thread < num_threads(); ++thread) {
+      const int64_t* const own = tally(thread);
+      for (size_t i = 0; i < counts.size(); ++i) counts[i] += own[i];
+      routing_->num_valid_tokens += own[spec_.num_experts];
+      routing_->num_nonfinite_rows += own[spec_.num_experts + 1];
     }
   }
 
@@ -354,6 +370,7 @@ class Router {
   Routing* routing_;
   mutable std::atomic<int64_t> first_bad_{kNone};  // with OnNonfinite::kError
   ScoreRules rules_;
+  int64_t* tallies_ = nullptr;  // [num_threads][tally_size]
   const float* bias_;
   bool normalised_;
   const router::FusedKernel* fused_ = nullptr;  // null: the reference routes all
