@@ -32,8 +32,8 @@ enum class Choice { kUnset, kNo, kYes };
 
 // How weights are divided by their sum (contract 1.7).
 enum class WeightNorm {
-  kExact,      // of a softmax, e^(z - max) over the sum of the chosen ones; of others, plain division
-               // (rows whose smallest chosen score is below 2^-100 without underflow)
+  kExact,  // of a softmax, e^(z - max) over the sum of the chosen ones; of others, plain division
+           // (rows whose smallest chosen score is below 2^-100 without underflow)
   kReference,  // denominator + 1e-20, the formula of Megatron and Transformer Engine
 };
 
