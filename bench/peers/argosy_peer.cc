@@ -2,12 +2,14 @@
 //
 // Routing comes from outside, weights are [E, 2F, H] and [E, H, F] in bf16 as checkpoints hold them.
 // One thread a rank; with more than one rank, ranks are processes that meet under `job`.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
 
 #include "argosy/moe.h"
 #include "argosy/plan.h"
+#include "argosy/router.h"
 
 namespace {
 
@@ -74,6 +76,11 @@ Result<std::unique_ptr<Peer>> create(int rank, int num_ranks, const char* job, c
   return peer;
 }
 
+struct RouterPeer {
+  RouterSpec spec;
+  Routing routing;
+};
+
 void tell(const Status& status, char* error, size_t size) {
   std::snprintf(error, size, "%s", status.to_string().c_str());
 }
@@ -113,5 +120,40 @@ int argosy_peer_barrier(void* handle) {
 }
 
 void argosy_peer_destroy(void* handle) { delete static_cast<Peer*>(handle); }
+
+// shape: E, K, groups, kept groups. Null, and the reason in `error`, when it fails.
+void* argosy_router_create(const char* preset, const int64_t* shape, float factor, char* error,
+                           int error_size) {
+  Result<RouterSpec> spec = router_preset(preset, shape[0], shape[1]);
+  if (spec.has_value()) {
+    spec->num_groups = shape[2];
+    spec->keep_groups = shape[3];
+    spec->routed_scaling_factor = factor;
+    return new RouterPeer{*spec, {}};
+  }
+  tell(spec.error(), error, static_cast<size_t>(error_size));
+  return nullptr;
+}
+
+// bias: [E] or null. 0, or not 0 and the reason in `error`.
+int argosy_router_run(void* handle, int64_t num_tokens, const float* logits, const float* bias,
+                      char* error, int error_size) {
+  RouterPeer& peer = *static_cast<RouterPeer*>(handle);
+  const int64_t num_experts = peer.spec.num_experts;
+  RouterInput input;
+  input.logits = ConstTensorView(logits, DType::kF32, {num_tokens, num_experts});
+  if (bias != nullptr) input.selection_bias = ConstTensorView(bias, DType::kF32, {num_experts});
+  const Status status = route(peer.spec, input, nullptr, &peer.routing);
+  if (status.ok()) return 0;
+  tell(status, error, static_cast<size_t>(error_size));
+  return 1;
+}
+
+// Experts and weights [T, K] of the last run.
+void argosy_router_result(void* handle, int32_t* experts, float* weights) {
+  const Routing& routing = static_cast<RouterPeer*>(handle)->routing;
+  std::copy(routing.topk_idx.begin(), routing.topk_idx.end(), experts);
+  std::copy(routing.topk_weights.values.begin(), routing.topk_weights.values.end(), weights);
+}
 
 }  // extern "C"

@@ -36,6 +36,19 @@ def tables(title, results):
     return lines
 
 
+def router_tables(results):
+    lines = ["## Router", "", "8192 tokens, fp32 logits given.", "",
+             "| preset | router | median, ns a token | min to max | calls | Argosy's speed | goal |",
+             "| --- | --- | --- | --- | --- | --- | --- |"]
+    for r in results:
+        goal = "" if r["goal"] is None or r["ratio"] is None else (
+            f"{r['goal']} x, {'met' if r['ratio'] >= r['goal'] else 'below'}")
+        ratio = "" if r["router"] == "argosy" or r["ratio"] is None else f"{r['ratio']:.1f} x"
+        lines.append(f"| {r['case']} | {r['router']} | {r['median_ns']:.0f} | {r['min_ns']:.0f} to {r['max_ns']:.0f} | "
+                     f"{r['calls']} | {ratio} | {goal} |")
+    return lines + [""]
+
+
 def markdown(data):
     shape = data["shape"]
     lines = [f"# MoE layer forward on {data['cpu']}", "",
@@ -44,6 +57,8 @@ def markdown(data):
     lines += tables("One rank", data["one_rank"])
     if data["two_ranks"]:
         lines += tables("Two ranks: the other inside Open MPI's Alltoallv recipe", data["two_ranks"])
+    if data.get("routers"):
+        lines += router_tables(data["routers"])
     lines += ["## Against fp64, small shapes", ""]
     cases = list(next(iter(data["checks"].values()), {}))
     lines += ["| implementation | " + " | ".join(cases) + " |", "| --- " * (len(cases) + 1) + "|"]

@@ -22,9 +22,9 @@ namespace argosy {
 // The numbers are part of the tag on the wire and in files: never reuse one.
 enum class BlockFormat : uint8_t {
   kUnset = 0,
-  kE4M3_1x128 = 1,       // scale fp32 per 128 of a row: amax / 448
-  kE4M3_1x128_E8M0 = 2,  // scale e8m0: 2^ceil(log2(amax / 448))
-  kE4M3_128x128 = 3,     // scale fp32 per 128 x 128: DeepSeek's weights, weight_scale_inv
+  kE4M3Row128 = 1,       // scale fp32 per 128 of a row: amax / 448
+  kE4M3Row128E8M0 = 2,  // scale e8m0: 2^ceil(log2(amax / 448))
+  kE4M3Block128 = 3,     // scale fp32 per 128 x 128: DeepSeek's weights, weight_scale_inv
   kMxfp8 = 4,            // e4m3 and e8m0 per 32 of a row: 2^(floor(log2 amax) - 8)
   kMxfp8Ceil = 5,        // the same with 2^ceil(log2(amax / 448)): Transformer Engine's rule
   kMxfp4 = 6,            // e2m1 and e8m0 per 32 of a row: 2^(floor(log2 amax) - 2)
@@ -147,7 +147,7 @@ struct QuantiseOptions {
 // in   values  bf16 or fp32 [rows, cols]; unit stride in cols, any row stride
 // out  out     shapes of quantised_layout(format, rows, cols, groups); out.format says which
 // An all-zero block has scale 1 and keeps its signs. A tensor scale is taken over the group's blocks that are
-// finite. Blocks: no. Allocates: a few numbers per group; with kE4M3_128x128 and kNvfp4 nothing per element.
+// finite. Blocks: no. Allocates: a few numbers per group; with kE4M3Block128 and kNvfp4 nothing per element.
 // Errors: kInvalidArgument (shapes, dtypes, strides, groups, zero_block_code), kNonFinite (the first block in
 // row-major order), kUnsupported (level).
 Status quantise(const QuantiseOptions& options, const ConstTensorView& values,

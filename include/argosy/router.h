@@ -32,7 +32,8 @@ enum class Choice { kUnset, kNo, kYes };
 
 // How weights are divided by their sum (contract 1.7).
 enum class WeightNorm {
-  kExact,      // plain division; rows whose smallest chosen score is below 2^-100 without underflow
+  kExact,  // of a softmax, e^(z - max) over the sum of the chosen ones; of others, plain division
+           // (rows whose smallest chosen score is below 2^-100 without underflow)
   kReference,  // denominator + 1e-20, the formula of Megatron and Transformer Engine
 };
 
@@ -107,8 +108,10 @@ struct RouterInput {
 
 // Fills *routing. Errors: those of validate(); kInvalidArgument for dtypes and shapes, for a bias
 // that is missing, superfluous or not finite (names the expert); kNonFinite; kOutOfMemory. After
-// any of them but kOutOfMemory *routing is unchanged. `pool` may be null (one thread). Each thread
-// keeps scratch of some 20 bytes per expert, so that a steady state does not allocate.
+// any of them but kOutOfMemory *routing is unchanged. `pool` may be null (one thread). So that a steady
+// state does not allocate, each thread keeps scratch of some 20 bytes per expert and 16 KiB, and a
+// calling thread with OnNonfinite::kError the memory of a second routing: the logits are read once, and
+// the routing made there changes places with *routing when no row was bad.
 Status route(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool, Routing* routing);
 
 // logits[t, e] = fp32 FMA chain over hidden of x[t] . gate[e] (contract 4.3, denormals flushed),

@@ -9,9 +9,9 @@ namespace argosy {
 namespace {
 
 constexpr std::pair<BlockFormat, std::string_view> kNames[] = {
-    {BlockFormat::kE4M3_1x128, "e4m3_1x128"},
-    {BlockFormat::kE4M3_1x128_E8M0, "e4m3_1x128_e8m0"},
-    {BlockFormat::kE4M3_128x128, "e4m3_128x128"},
+    {BlockFormat::kE4M3Row128, "e4m3_1x128"},
+    {BlockFormat::kE4M3Row128E8M0, "e4m3_1x128_e8m0"},
+    {BlockFormat::kE4M3Block128, "e4m3_128x128"},
     {BlockFormat::kMxfp8, "mxfp8"},
     {BlockFormat::kMxfp8Ceil, "mxfp8_ceil"},
     {BlockFormat::kMxfp4, "mxfp4"},
@@ -42,11 +42,11 @@ Result<BlockFormat> parse_block_format(std::string_view name) {
 
 BlockFormatInfo info_of(BlockFormat format) {
   switch (format) {
-    case BlockFormat::kE4M3_1x128:
+    case BlockFormat::kE4M3Row128:
       return {ElementFormat::kE4M3, DType::kE4M3, DType::kF32, 1, 128, false};
-    case BlockFormat::kE4M3_1x128_E8M0:
+    case BlockFormat::kE4M3Row128E8M0:
       return {ElementFormat::kE4M3, DType::kE4M3, DType::kE8M0, 1, 128, false};
-    case BlockFormat::kE4M3_128x128:
+    case BlockFormat::kE4M3Block128:
       return {ElementFormat::kE4M3, DType::kE4M3, DType::kF32, 128, 128, false};
     case BlockFormat::kMxfp8:
     case BlockFormat::kMxfp8Ceil:

@@ -130,7 +130,7 @@ struct Quotients {
   Quotients(uint32_t amax, const QuotientCodes& all) {
     const uint8_t* const row = all.codes[amax >> 16 & 0x7F];
     const __m512i down = _mm512_set1_epi16(static_cast<int16_t>(amax >> 23 << 3));
-    for (int i = 0; i < 4; ++i) {
+    for (ptrdiff_t i = 0; i < 4; ++i) {
       const __m256i codes = _mm256_load_si256(reinterpret_cast<const __m256i*>(row + 32 * i));
       table[i] = _mm512_sub_epi16(_mm512_cvtepu8_epi16(codes), down);
     }
@@ -354,7 +354,7 @@ inline void decode_widened(const CodeValues& ones, float scale, const uint8_t* c
     const __m512i code = load_codes(codes + i);
     const __m512i value = with_sign(ones.of(code), code);
     const __m256i halves[2] = {_mm512_castsi512_si256(value), _mm512_extracti64x4_epi64(value, 1)};
-    for (int h = 0; h < 2; ++h) {
+    for (ptrdiff_t h = 0; h < 2; ++h) {
       const __m512i word = _mm512_slli_epi32(_mm512_cvtepu16_epi32(halves[h]), 16);
       store_line(out + i + 16 * h,
                  _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(word), factor)), stream);

@@ -50,7 +50,7 @@ __attribute__((noinline)) __m512i with_denormals(__m512i codes, __mmask64 denorm
                                                  const uint16_t* x, float low_scale,
                                                  float high_scale, bool reciprocal) {
   alignas(64) uint8_t exact[kLine];
-  for (int i = 0; i < 4; ++i) {
+  for (ptrdiff_t i = 0; i < 4; ++i) {
     const __m512 scale = _mm512_set1_ps(i < 2 ? low_scale : high_scale);
     _mm_store_si128(reinterpret_cast<__m128i*>(exact + 16 * i),
                     denormal_codes(x + 16 * i, scale, reciprocal));

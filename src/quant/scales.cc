@@ -66,7 +66,7 @@ ScaleRule rule_of(BlockFormat format, const QuantiseOptions& options) {
   ScaleRule rule;
   rule.format = format;
   rule.info = info_of(format);
-  const bool ceil = format == BlockFormat::kE4M3_1x128_E8M0 || format == BlockFormat::kMxfp8Ceil;
+  const bool ceil = format == BlockFormat::kE4M3Row128E8M0 || format == BlockFormat::kMxfp8Ceil;
   rule.e8m0_rule = options.e8m0_rule.value_or(ceil ? E8M0Rule::kCeil : E8M0Rule::kFloor);
   rule.zero_block_code = options.zero_block_code;
   return rule;

@@ -1,6 +1,7 @@
 // route(): checks, then one pass over blocks of tokens, each token alone: score, select, weigh.
-// Tokens write disjoint rows and share nothing, so the bits do not depend on the threads. Test:
-// tests/router/route_test.cc.
+// Tokens write disjoint rows and share nothing, so the bits do not depend on the threads. Where the
+// CPU and the spec allow it the fused pass (fused.h) routes; route_token() is the reference, which takes
+// what that leaves and gives the same bits. Test: tests/router/route_test.cc, fused_test.cc.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -9,10 +10,12 @@
 #include <limits>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 #include "argosy/router.h"
 #include "base/error.h"
 #include "platform/float_env.h"
+#include "router/fused.h"
 #include "router/kernel.h"
 #include "router/lanes.h"
 #include "router/top_k.h"
@@ -27,6 +30,7 @@ constexpr int64_t kTokensPerTask = 32;
 
 // Everything a token needs, in one buffer; bytes(spec) and the constructor share layout().
 struct Scratch {
+  float* fused;          // see FusedBlock; first, for its alignment
   double* exact;         // [E] scores before rounding
   double* terms;         // [K]
   uint64_t* keys;        // see SelectScratch
@@ -54,6 +58,7 @@ struct Scratch {
       used += count * static_cast<int64_t>(sizeof(Element));
     };
     const int64_t most_keys = std::max(spec.top_k, router::experts_per_group_score(spec));
+    take(&fused, router::kFusedScratchFloats);
     take(&exact, spec.num_experts);
     take(&terms, spec.top_k);
     take(&keys, TopK::buffer_size(most_keys));
@@ -105,6 +110,9 @@ float scaled_weight(double exact, float factor) {
 }
 
 bool is_finite_row(const float* row, int64_t count) {
+  if (const router::FusedKernel* kernel = router::fused_kernel(); kernel != nullptr) {
+    return kernel->is_finite(row, count);
+  }
   constexpr uint32_t kExponent = 0x7F800000u;
   uint32_t found = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -113,13 +121,13 @@ bool is_finite_row(const float* row, int64_t count) {
   return found == 0;
 }
 
-// Calls body(first, last) for blocks of tokens that cover [0, num_tokens).
+// Calls body(first, last, thread) for blocks of tokens that cover [0, num_tokens).
 template <typename Body>
 void for_token_blocks(ThreadPool* pool, int64_t num_tokens, Body&& body) {
   const int64_t num_tasks = (num_tokens + kTokensPerTask - 1) / kTokensPerTask;
-  const auto task_body = [&](int64_t task, int) {
+  const auto task_body = [&](int64_t task, int thread) {
     const int64_t first = task * kTokensPerTask;
-    body(first, std::min(first + kTokensPerTask, num_tokens));
+    body(first, std::min(first + kTokensPerTask, num_tokens), thread);
   };
   if (pool != nullptr) {
     pool->parallel_for(num_tasks, task_body);
@@ -127,6 +135,8 @@ void for_token_blocks(ThreadPool* pool, int64_t num_tokens, Body&& body) {
     for (int64_t task = 0; task < num_tasks; ++task) task_body(task, 0);
   }
 }
+
+enum class Pass { kFusedWherePossible, kReference };
 
 class Router {
  public:
@@ -139,24 +149,22 @@ class Router {
         bias_(spec.selection_bias == Choice::kYes ? input.selection_bias.as<float>() : nullptr),
         normalised_(weights_sum_to_one(spec)) {}
 
-  Status run() {
-    if (spec_.on_nonfinite == OnNonfinite::kError) ARGOSY_RETURN_IF_ERROR(check_finite());
+  Status run(Pass pass) {
     ARGOSY_RETURN_IF_ERROR(prepare());
+    if (pass == Pass::kFusedWherePossible) prepare_fused();
     std::atomic<bool> out_of_memory{false};
-    std::atomic<int64_t> num_nonfinite{0};
-    for_token_blocks(pool_, num_tokens(), [&](int64_t first, int64_t last) {
-      int64_t nonfinite = 0;
-      if (!route_block(first, last, &nonfinite))
+    for_token_blocks(pool_, num_tokens(), [&](int64_t first, int64_t last, int thread) {
+      if (!route_block(first, last, tally(thread)))
         out_of_memory.store(true, std::memory_order_relaxed);
-      num_nonfinite.fetch_add(nonfinite, std::memory_order_relaxed);
     });
     // Relaxed above: parallel_for makes what its tasks wrote visible when it returns.
     if (out_of_memory.load(std::memory_order_relaxed)) {
       return base::error(StatusCode::kOutOfMemory, "no {} bytes of scratch to route with",
                          Scratch::bytes(spec_));
     }
-    routing_->num_nonfinite_rows = num_nonfinite.load(std::memory_order_relaxed);
-    count();
+    const int64_t bad = first_bad_.load(std::memory_order_relaxed);
+    if (bad != kNone) return nonfinite_error(bad);
+    sum_tallies();
     return {};
   }
 
@@ -167,21 +175,7 @@ class Router {
     return reinterpret_cast<const float*>(input_.logits.row(token));
   }
 
-  // Before anything is written, so that an error leaves *routing as it was.
-  Status check_finite() const {
-    std::atomic<int64_t> first_bad{num_tokens()};
-    for_token_blocks(pool_, num_tokens(), [&](int64_t first, int64_t last) {
-      for (int64_t token = first; token < last; ++token) {
-        if (is_masked(token) || is_finite_row(logits_row(token), spec_.num_experts)) continue;
-        int64_t seen = first_bad.load(std::memory_order_relaxed);
-        while (token < seen &&
-               !first_bad.compare_exchange_weak(seen, token, std::memory_order_relaxed)) {
-        }
-        break;
-      }
-    });
-    const int64_t token = first_bad.load(std::memory_order_relaxed);
-    if (token == num_tokens()) return {};
+  Status nonfinite_error(int64_t token) const {
     int64_t expert = 0;
     while (is_finite_row(logits_row(token) + expert, 1)) ++expert;
     return base::error(StatusCode::kNonFinite, "logits[{}, {}] is {} (token {} of {}, expert {})",
@@ -199,6 +193,11 @@ class Router {
                          "no memory for the routing of {} tokens x top_k {}", num_tokens(),
                          spec_.top_k);
     }
+    const auto tally_bytes = num_threads() * tally_size() * static_cast<int64_t>(sizeof(int64_t));
+    thread_local AlignedBuffer buffer;  // as in route_block
+    ARGOSY_RETURN_IF_ERROR(buffer.reserve(tally_bytes));
+    std::memset(buffer.data(), 0, static_cast<size_t>(tally_bytes));
+    tallies_ = reinterpret_cast<int64_t*>(buffer.data());
     routing_->num_tokens = num_tokens();
     routing_->num_experts = spec_.num_experts;
     routing_->top_k = spec_.top_k;
@@ -208,27 +207,86 @@ class Router {
     return {};
   }
 
+  // Without memory for the bias the reference routes.
+  void prepare_fused() {
+    thread_local AlignedBuffer buffer;  // as in route_block
+    const router::FusedKernel* const kernel = router::fused_kernel();
+    const int64_t size = router::shifted_bias_size(spec_.num_experts);
+    if (kernel == nullptr || spec_.num_experts > router::kFusedMostExperts ||
+        !buffer.reserve(size * static_cast<int64_t>(sizeof(float))).ok()) {
+      return;
+    }
+    auto* const shifted_bias = reinterpret_cast<float*>(buffer.data());
+    if (router::make_fused_plan(spec_, bias_, normalised_, shifted_bias, &fused_plan_)) {
+      fused_ = kernel;
+    }
+  }
+
+  // Routes `count` valid tokens; those that the fused pass leaves by the reference.
+  void route_tokens(const int64_t* tokens, int64_t count, const Scratch& scratch,
+                    int64_t* tally) const {
+    uint32_t left = (1u << count) - 1;
+    if (fused_ != nullptr && count > 0) {
+      router::FusedBlock block;
+      block.num_tokens = count;
+      block.topk_idx = routing_->topk_idx.data();
+      block.weights = routing_->topk_weights.values.data();
+      block.scratch = scratch.fused;
+      for (int64_t i = 0; i < router::kFusedTokens; ++i) {
+        block.tokens[i] = tokens[i < count ? i : 0];
+        block.rows[i] = logits_row(block.tokens[i]);
+      }
+      left = fused_->route(fused_plan_, block);
+    }
+    for (; left != 0; left &= left - 1) {
+      if (!route_left_token(tokens[std::countr_zero(left)], scratch, tally)) return;
+    }
+    tally[spec_.num_experts] += count;
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t* const topk_idx = routing_->topk_idx.data() + tokens[i] * spec_.top_k;
+      for (int64_t k = 0; k < spec_.top_k; ++k) ++tally[topk_idx[k]];
+    }
+  }
+
+  // False for a row that makes the whole call fail.
+  bool route_left_token(int64_t token, const Scratch& scratch, int64_t* tally) const {
+    if (is_finite_row(logits_row(token), spec_.num_experts)) {
+      route_token(token, logits_row(token), scratch);
+    } else if (spec_.on_nonfinite == OnNonfinite::kUniform) {
+      ++tally[spec_.num_experts + 1];
+      std::fill_n(scratch.zeros, spec_.num_experts, 0.0f);
+      route_token(token, scratch.zeros, scratch);
+    } else {
+      int64_t seen = first_bad_.load(std::memory_order_relaxed);
+      while (token < seen &&
+             !first_bad_.compare_exchange_weak(seen, token, std::memory_order_relaxed)) {
+      }
+      return false;
+    }
+    return true;
+  }
+
   // False when the thread's scratch cannot grow. Never inlined: arithmetic may not move across the
   // change of the floating-point environment.
-  bool route_block(int64_t first, int64_t last, int64_t* nonfinite) const {
+  [[gnu::noinline]] bool route_block(int64_t first, int64_t last, int64_t* tally) const {
     thread_local AlignedBuffer buffer;  // kept, so that a steady state does not allocate
     if (!buffer.reserve(Scratch::bytes(spec_)).ok()) return false;
     const Scratch scratch(spec_, buffer.data());
-    std::memset(scratch.zeros, 0, static_cast<size_t>(spec_.num_experts) * sizeof(float));
     const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+    int64_t tokens[router::kFusedTokens];
+    int64_t count = 0;
     for (int64_t token = first; token < last; ++token) {
       if (is_masked(token)) {
         skip_token(token);
         continue;
       }
-      const float* logits = logits_row(token);
-      if (spec_.on_nonfinite == OnNonfinite::kUniform &&
-          !is_finite_row(logits, spec_.num_experts)) {
-        logits = scratch.zeros;
-        ++*nonfinite;
+      tokens[count++] = token;
+      if (count == router::kFusedTokens) {
+        route_tokens(tokens, count, scratch, tally);
+        count = 0;
       }
-      route_token(token, logits, scratch);
     }
+    route_tokens(tokens, count, scratch, tally);
     return true;
   }
 
@@ -265,11 +323,13 @@ class Router {
       }
       return;
     }
-    if (rules_.scores != nullptr) {
+    const bool reference = spec_.weight_norm == WeightNorm::kReference;
+    // Of a normalised softmax the sum over all experts cancels.
+    const bool cancels = spec_.score_function == ScoreFunction::kSoftmax && !reference;
+    if (rules_.scores != nullptr && !cancels) {
       const float* scores = scratch.scores;
       for (int64_t k = 0; k < top_k; ++k) scratch.chosen[k] = scores[topk_idx[k]];
       const float smallest = *std::min_element(scratch.chosen, scratch.chosen + top_k);
-      const bool reference = spec_.weight_norm == WeightNorm::kReference;
       if (reference || smallest >= 0x1p-100f) {
         const double sum = router::sum_lanes(scratch.chosen, top_k) + (reference ? 1e-20 : 0.0);
         for (int64_t k = 0; k < top_k; ++k) {
@@ -283,25 +343,38 @@ class Router {
     for (int64_t k = 0; k < top_k; ++k) weights[k] = scaled_weight(scratch.terms[k] / sum, factor);
   }
 
-  void count() const {
-    std::fill(routing_->counts.begin(), routing_->counts.end(), 0);
+  // What a thread counts: tokens per expert [E], valid tokens, replaced rows. A line apart from the next
+  // thread's.
+  int64_t num_threads() const { return pool_ == nullptr ? 1 : pool_->num_threads(); }
+  int64_t tally_size() const { return (spec_.num_experts + 2 + 15) / 8 * 8; }
+  int64_t* tally(int64_t thread) const { return tallies_ + thread * tally_size(); }
+
+  void sum_tallies() const {
+    std::vector<int64_t>& counts = routing_->counts;
+    std::fill(counts.begin(), counts.end(), 0);
     routing_->num_valid_tokens = 0;
-    for (int64_t token = 0; token < num_tokens(); ++token) {
-      if (is_masked(token)) continue;
-      ++routing_->num_valid_tokens;
-      const int32_t* topk_idx = routing_->topk_idx.data() + token * spec_.top_k;
-      for (int64_t k = 0; k < spec_.top_k; ++k)
-        ++routing_->counts[static_cast<size_t>(topk_idx[k])];
+    routing_->num_nonfinite_rows = 0;
+    for (int64_t thread = 0; thread < num_threads(); ++thread) {
+      const int64_t* const own = tally(thread);
+      for (size_t i = 0; i < counts.size(); ++i) counts[i] += own[i];
+      routing_->num_valid_tokens += own[spec_.num_experts];
+      routing_->num_nonfinite_rows += own[spec_.num_experts + 1];
     }
   }
+
+  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
   const RouterSpec& spec_;
   const RouterInput& input_;
   ThreadPool* pool_;
   Routing* routing_;
+  mutable std::atomic<int64_t> first_bad_{kNone};  // with OnNonfinite::kError
   ScoreRules rules_;
+  int64_t* tallies_ = nullptr;  // [num_threads][tally_size]
   const float* bias_;
   bool normalised_;
+  const router::FusedKernel* fused_ = nullptr;  // null: the reference routes all
+  router::FusedPlan fused_plan_;
 };
 
 Status check_logits(const RouterSpec& spec, const ConstTensorView& logits) {
@@ -337,14 +410,32 @@ Status check_bias(const RouterSpec& spec, const ConstTensorView& bias) {
   return {};
 }
 
-}  // namespace
-
-Status route(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool, Routing* routing) {
+Status route_by(Pass pass, const RouterSpec& spec, const RouterInput& input, ThreadPool* pool,
+                Routing* routing) {
   ARGOSY_RETURN_IF_ERROR(validate(spec));
   if (routing == nullptr) return invalid("routing is null");
   ARGOSY_RETURN_IF_ERROR(check_logits(spec, input.logits));
   ARGOSY_RETURN_IF_ERROR(check_bias(spec, input.selection_bias));
-  return Router(spec, input, pool, routing).run();
+  // With kError a bad row may turn up when others are done, and then *routing must be as it was. Kept, so
+  // that a steady state does not allocate.
+  thread_local Routing spare;
+  if (spec.on_nonfinite == OnNonfinite::kUniform) {
+    return Router(spec, input, pool, routing).run(pass);
+  }
+  ARGOSY_RETURN_IF_ERROR(Router(spec, input, pool, &spare).run(pass));
+  std::swap(*routing, spare);
+  return {};
+}
+
+}  // namespace
+
+Status route(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool, Routing* routing) {
+  return route_by(Pass::kFusedWherePossible, spec, input, pool, routing);
+}
+
+Status router::route_by_reference(const RouterSpec& spec, const RouterInput& input,
+                                  ThreadPool* pool, Routing* routing) {
+  return route_by(Pass::kReference, spec, input, pool, routing);
 }
 
 }  // namespace argosy

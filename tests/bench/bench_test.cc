@@ -14,7 +14,7 @@ namespace {
 using Words = std::vector<std::string>;
 using nlohmann::json;
 
-const Words kAreas = {"gemm", "layer", "exchange", "quantise"};
+const Words kAreas = {"gemm", "layer", "exchange", "router", "quantise"};
 
 CliResult quick(const std::string& area, Words more) {
   more.insert(more.begin(), {"bench", area, "--quick", "--samples", "3"});
@@ -61,6 +61,7 @@ TEST(Bench, AreasHaveTheNamedCases) {
       {"gemm_hot", "gemm_cold", "gemm_skew"},
       {"layer_prefill", "layer_decode", "layer_ranks"},
       {"exchange_throughput"},
+      {"router_deepseek_v3", "router_softmax"},
       {"quantise_e4m3_1x128", "quantise_mxfp8", "dequantise_e4m3_1x128", "dequantise_mxfp8"}};
   for (size_t i = 0; i < kAreas.size(); ++i) {
     const CliResult result = run_cli({"bench", kAreas[i], "--list", "--json", "-"});
@@ -114,6 +115,12 @@ TEST(Bench, FullSizesAndGoals) {
     EXPECT_EQ(find(quantise, name, {{"rows", 8192}, {"cols", 7168}, {"bits", 16}})["goals"]["fma"],
               0.8);
   }
+  const json router = list_of("router");
+  const json deepseek = {{"T", 8192}, {"E", 256}, {"K", 8}, {"groups", 8}, {"keep_groups", 4}};
+  EXPECT_DOUBLE_EQ(find(router, "router_deepseek_v3", deepseek)["goals"]["fma"].get<double>(),
+                   1 / 3.5);
+  const json softmax = {{"T", 8192}, {"E", 128}, {"K", 8}, {"threads", 1}};
+  EXPECT_DOUBLE_EQ(find(router, "router_softmax", softmax)["goals"]["amx"].get<double>(), 1 / 3.0);
 }
 
 TEST(Bench, FilterPicksByNameAndParameter) {
@@ -165,7 +172,7 @@ TEST(Bench, BadWordsAreRefusedByName) {
   };
   const std::vector<Case> table = {
       {{"bench"}, {"area"}},
-      {{"bench", "router"}, {"'router'", "gemm", "layer", "exchange", "quantise"}},
+      {{"bench", "routing"}, {"'routing'", "gemm", "layer", "exchange", "router", "quantise"}},
       {{"bench", "layer", "--filter", "layer_nap"},
        {"'layer_nap'", "layer_decode T=8 ", "layer_ranks T=2048 "}},
       {{"bench", "gemm", "--level", "mmx"}, {"mmx", "generic"}},

@@ -38,14 +38,14 @@ class Arguments : public ::testing::Test {
 };
 
 TEST_F(Arguments, ShapesAndDtypesAreNamed) {
-  QuantisedTensor out = quantised(BlockFormat::kE4M3_1x128);
+  QuantisedTensor out = quantised(BlockFormat::kE4M3Row128);
   QuantisedView wrong = out.view();
   wrong.scales.shape[1] = 2;
   expect_error(quantise({}, values_.view, wrong), StatusCode::kInvalidArgument,
                {"scales", "[3, 2]", "F32 [3, 3]"});
   expect_error(decode(wrong), StatusCode::kInvalidArgument, {"scales", "[3, 2]", "[3, 3]"});
   wrong = out.view();
-  wrong.format = BlockFormat::kE4M3_1x128_E8M0;  // fp32 scales where powers of two are due
+  wrong.format = BlockFormat::kE4M3Row128E8M0;  // fp32 scales where powers of two are due
   expect_error(decode(wrong), StatusCode::kInvalidArgument, {"scales", "F32", "F8_E8M0"});
   wrong = out.view();
   wrong.codes.dtype = DType::kE5M2;
@@ -97,7 +97,7 @@ TEST_F(Arguments, NonFiniteBlocksAreNamedWhenTheCallerAsks) {
 }
 
 TEST_F(Arguments, ScalesOutsideTheRuleAreCorrupt) {
-  QuantisedTensor f32 = quantised(BlockFormat::kE4M3_1x128);
+  QuantisedTensor f32 = quantised(BlockFormat::kE4M3Row128);
   for (const float bad : {-1.0f, INFINITY, -INFINITY}) {
     f32.view().scales.as<float>()[5] = bad;
     expect_error(decode(f32.view()), StatusCode::kCorruptData, {"row 1, block 2"});

@@ -138,11 +138,11 @@ TEST(Block, EveryPairOfBf16MantissasIsTheTrueQuotient) {
       }
       const auto rows = static_cast<int64_t>(x.size()) / kCols;
       const Stored values(x, rows, kCols, kCols, DType::kBF16);
-      const OracleMatrix want = oracle_quantise(BlockFormat::kE4M3_1x128, x, rows, kCols, {});
+      const OracleMatrix want = oracle_quantise(BlockFormat::kE4M3Row128, x, rows, kCols, {});
       for (const Level level : kernel_levels()) {
         QuantiseOptions options;
         options.level = level;
-        QuantisedTensor out = make_quantised(layout_of(BlockFormat::kE4M3_1x128, rows, kCols));
+        QuantisedTensor out = make_quantised(layout_of(BlockFormat::kE4M3Row128, rows, kCols));
         ASSERT_TRUE(quantise(options, values.view, out.view()).ok());
         expect_quantised(std::as_const(out).view(), want);
         if (HasFatalFailure()) return;
@@ -174,7 +174,7 @@ TEST(Block, Fp32QuotientsNextToMidpointsAreTrue) {
     x.resize((x.size() + kCols - 1) / kCols * kCols, 0.0f);
     x[x.size() - 1] = amax;
     const Shape shape{static_cast<int64_t>(x.size()) / kCols, kCols};
-    expect_both_ways(BlockFormat::kE4M3_1x128, x, shape, DType::kF32, {});
+    expect_both_ways(BlockFormat::kE4M3Row128, x, shape, DType::kF32, {});
     if (HasFatalFailure()) return;
   }
 }
@@ -242,7 +242,7 @@ TEST(Block, ThreadsAndStreamingDoNotMatter) {
   const Stored values(x, rows, cols, cols, DType::kBF16);
   Result<std::unique_ptr<ThreadPool>> pool = ThreadPool::create(3);
   ASSERT_TRUE(pool.has_value());
-  for (const BlockFormat format : {BlockFormat::kE4M3_1x128, BlockFormat::kMxfp8}) {
+  for (const BlockFormat format : {BlockFormat::kE4M3Row128, BlockFormat::kMxfp8}) {
     const OracleMatrix want = oracle_quantise(format, few, 7, cols, {});
     QuantiseOptions options;
     options.pool = pool->get();

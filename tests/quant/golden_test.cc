@@ -47,10 +47,10 @@ TEST(Golden, ElementTablesAndCasts) {
 // DeepSeek's public rule among them.
 TEST(Golden, BlockRulesOfPublicSystems) {
   for (const BlockFormat format :
-       {BlockFormat::kE4M3_1x128, BlockFormat::kE4M3_1x128_E8M0, BlockFormat::kE4M3_128x128,
+       {BlockFormat::kE4M3Row128, BlockFormat::kE4M3Row128E8M0, BlockFormat::kE4M3Block128,
         BlockFormat::kMxfp8, BlockFormat::kMxfp8Ceil, BlockFormat::kMxfp4}) {
     const std::string name(name_of(format));
-    const char* const input = format == BlockFormat::kE4M3_128x128 ? "w" : "x";
+    const char* const input = format == BlockFormat::kE4M3Block128 ? "w" : "x";
     const std::vector<float> x = golden().read<float>(input);
     const std::vector<int64_t> shape = golden().shape(input);
     QuantisedTensor out = make_quantised(layout_of(format, shape[0], shape[1]));

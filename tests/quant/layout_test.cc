@@ -7,12 +7,12 @@ namespace argosy::testing {
 namespace {
 
 TEST(Layout, ShapesOfPartialBlocks) {
-  const QuantisedLayout rows = layout_of(BlockFormat::kE4M3_1x128, 5, 300);
+  const QuantisedLayout rows = layout_of(BlockFormat::kE4M3Row128, 5, 300);
   EXPECT_EQ(rows.codes, (std::array<int64_t, 2>{5, 300}));
   EXPECT_EQ(rows.scales, (std::array<int64_t, 2>{5, 3}));
   EXPECT_EQ(rows.code_bytes(), 1500);
   EXPECT_EQ(rows.scale_bytes(), 60);
-  const QuantisedLayout square = layout_of(BlockFormat::kE4M3_128x128, 160, 64);
+  const QuantisedLayout square = layout_of(BlockFormat::kE4M3Block128, 160, 64);
   EXPECT_EQ(square.scales, (std::array<int64_t, 2>{2, 1}));
   const QuantisedLayout fp4 = layout_of(BlockFormat::kMxfp4, 2, 33);
   EXPECT_EQ(fp4.codes, (std::array<int64_t, 2>{2, 17}));
@@ -26,7 +26,7 @@ TEST(Layout, ShapesOfPartialBlocks) {
 TEST(Layout, GroupsCountTheirBlocksFromTheirStart) {
   const std::vector<int64_t> offsets = {0, 130, 130, 160}, sizes = {129, 0, 20, 128};
   const RowGroups groups{offsets, sizes};
-  const QuantisedLayout square = layout_of(BlockFormat::kE4M3_128x128, 300, 130, groups);
+  const QuantisedLayout square = layout_of(BlockFormat::kE4M3Block128, 300, 130, groups);
   EXPECT_EQ(square.first_block, (std::vector<int64_t>{0, 2, 2, 3, 4}));
   EXPECT_EQ(square.scales, (std::array<int64_t, 2>{4, 2}));
   const QuantisedLayout turned = layout_of(BlockFormat::kMxfp8, 130, 300, groups, GroupAxis::kCols);
@@ -142,7 +142,7 @@ TEST(HandOver, TwoScaleBlocksOfOneRow) {  // C184
   for (size_t i = 128; i < 256; ++i) x[i] = 32.0f;
   x[128] = 64.0f * 448.0f;
   const Stored values(x, 1, 256, 256, DType::kF32);
-  QuantisedTensor out = make_quantised(layout_of(BlockFormat::kE4M3_1x128, 1, 256));
+  QuantisedTensor out = make_quantised(layout_of(BlockFormat::kE4M3Row128, 1, 256));
   ASSERT_TRUE(quantise({}, values.view, out.view()).ok());
   EXPECT_EQ(out.view().scales.as<float>()[0], 1.0f);
   EXPECT_EQ(out.view().scales.as<float>()[1], 64.0f);

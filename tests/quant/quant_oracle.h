@@ -121,7 +121,7 @@ inline OracleBlock oracle_block(BlockFormat format, float amax, bool finite, flo
     block.divisor = finite ? scale : kOracleNaN;
     block.scale = std::bit_cast<uint32_t>(block.divisor);
   } else if (info.scale_dtype == DType::kE8M0) {
-    bool ceil = format == BlockFormat::kE4M3_1x128_E8M0 || format == BlockFormat::kMxfp8Ceil;
+    bool ceil = format == BlockFormat::kE4M3Row128E8M0 || format == BlockFormat::kMxfp8Ceil;
     if (options.e8m0_rule.has_value()) ceil = *options.e8m0_rule == E8M0Rule::kCeil;
     const double largest = e4m3 ? 448 : 6;
     // floor(log2 amax) - 8 (or 2) is floor(log2(amax / 2^8)).
@@ -208,7 +208,7 @@ inline OracleMatrix oracle_quantise(BlockFormat format, const std::vector<float>
 }
 
 inline constexpr BlockFormat kAllFormats[] = {
-    BlockFormat::kE4M3_1x128, BlockFormat::kE4M3_1x128_E8M0, BlockFormat::kE4M3_128x128,
+    BlockFormat::kE4M3Row128, BlockFormat::kE4M3Row128E8M0, BlockFormat::kE4M3Block128,
     BlockFormat::kMxfp8,      BlockFormat::kMxfp8Ceil,       BlockFormat::kMxfp4,
     BlockFormat::kNvfp4};
 

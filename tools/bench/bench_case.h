@@ -75,6 +75,7 @@ struct BenchSizes {
 std::vector<BenchCase> gemm_cases(const BenchSizes& sizes);
 std::vector<BenchCase> layer_cases(const BenchSizes& sizes);
 std::vector<BenchCase> exchange_cases(const BenchSizes& sizes);
+std::vector<BenchCase> router_cases(const BenchSizes& sizes);
 std::vector<BenchCase> quantise_cases(const BenchSizes& sizes);
 
 }  // namespace argosy::tools::bench

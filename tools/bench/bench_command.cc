@@ -38,6 +38,7 @@ std::vector<BenchCase> cases_of(const BenchCommand& command) {
   const bench::BenchSizes sizes{command.quick, command.num_threads};
   if (command.area == "gemm") return bench::gemm_cases(sizes);
   if (command.area == "layer") return bench::layer_cases(sizes);
+  if (command.area == "router") return bench::router_cases(sizes);
   if (command.area == "quantise") return bench::quantise_cases(sizes);
   return bench::exchange_cases(sizes);
 }
@@ -107,10 +108,10 @@ int run_bench(const BenchCommand& command) {
 }
 
 void add_options(CLI::App& app, BenchCommand& options) {
-  app.add_option("area", options.area, "What to time: gemm, layer, exchange or quantise")
+  app.add_option("area", options.area, "What to time: gemm, layer, exchange, router or quantise")
       ->required()
       ->type_name("AREA")
-      ->check(one_of({"gemm", "layer", "exchange", "quantise"}));
+      ->check(one_of({"gemm", "layer", "exchange", "router", "quantise"}));
   app.add_option("--filter", options.filter,
                  "Only cases whose name and parameters, as --list prints them, hold this text")
       ->type_name("TEXT");
@@ -144,8 +145,8 @@ void add_options(CLI::App& app, BenchCommand& options) {
 
 void add_bench_command(CLI::App& app, int* exit_code) {
   CLI::App* const command = app.add_subcommand("bench",
-                                               "Time the grouped GEMM, the layer, the exchange or "
-                                               "the quantiser against this machine's limits");
+                                               "Time the grouped GEMM, the layer, the exchange, the "
+                                               "router or the quantiser against this machine's limits");
   const auto options = std::make_shared<BenchCommand>();
   add_options(*command, *options);
   command->footer(

@@ -127,7 +127,7 @@ class QuantiseBench : public Bench {
 std::vector<BenchCase> quantise_cases(const BenchSizes& sizes) {
   std::vector<BenchCase> cases;
   for (const bool back : {false, true}) {
-    for (const BlockFormat format : {BlockFormat::kE4M3_1x128, BlockFormat::kMxfp8}) {
+    for (const BlockFormat format : {BlockFormat::kE4M3Row128, BlockFormat::kMxfp8}) {
       for (const DType dtype : {DType::kBF16, DType::kF32}) {
         QuantiseCase one{format, dtype, back, 8192, 7168};
         if (sizes.quick) one.rows = 16, one.cols = 416;
