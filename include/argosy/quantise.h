@@ -22,13 +22,13 @@ namespace argosy {
 // The numbers are part of the tag on the wire and in files: never reuse one.
 enum class BlockFormat : uint8_t {
   kUnset = 0,
-  kE4M3Row128 = 1,       // scale fp32 per 128 of a row: amax / 448
+  kE4M3Row128 = 1,      // scale fp32 per 128 of a row: amax / 448
   kE4M3Row128E8M0 = 2,  // scale e8m0: 2^ceil(log2(amax / 448))
-  kE4M3Block128 = 3,     // scale fp32 per 128 x 128: DeepSeek's weights, weight_scale_inv
-  kMxfp8 = 4,            // e4m3 and e8m0 per 32 of a row: 2^(floor(log2 amax) - 8)
-  kMxfp8Ceil = 5,        // the same with 2^ceil(log2(amax / 448)): Transformer Engine's rule
-  kMxfp4 = 6,            // e2m1 and e8m0 per 32 of a row: 2^(floor(log2 amax) - 2)
-  kNvfp4 = 7,            // e2m1 and e4m3 per 16 of a row, and fp32 per tensor: amax / 2688
+  kE4M3Block128 = 3,    // scale fp32 per 128 x 128: DeepSeek's weights, weight_scale_inv
+  kMxfp8 = 4,           // e4m3 and e8m0 per 32 of a row: 2^(floor(log2 amax) - 8)
+  kMxfp8Ceil = 5,       // the same with 2^ceil(log2(amax / 448)): Transformer Engine's rule
+  kMxfp4 = 6,           // e2m1 and e8m0 per 32 of a row: 2^(floor(log2 amax) - 2)
+  kNvfp4 = 7,           // e2m1 and e4m3 per 16 of a row, and fp32 per tensor: amax / 2688
 };
 
 // "e4m3_1x128", "e4m3_1x128_e8m0", "e4m3_128x128", "mxfp8", "mxfp8_ceil", "mxfp4", "nvfp4".

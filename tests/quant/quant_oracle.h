@@ -209,7 +209,7 @@ inline OracleMatrix oracle_quantise(BlockFormat format, const std::vector<float>
 
 inline constexpr BlockFormat kAllFormats[] = {
     BlockFormat::kE4M3Row128, BlockFormat::kE4M3Row128E8M0, BlockFormat::kE4M3Block128,
-    BlockFormat::kMxfp8,      BlockFormat::kMxfp8Ceil,       BlockFormat::kMxfp4,
+    BlockFormat::kMxfp8,      BlockFormat::kMxfp8Ceil,      BlockFormat::kMxfp4,
     BlockFormat::kNvfp4};
 
 // Codes and scales of a view, one number each, in the oracle's order.

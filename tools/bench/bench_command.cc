@@ -144,9 +144,10 @@ void add_options(CLI::App& app, BenchCommand& options) {
 }  // namespace
 
 void add_bench_command(CLI::App& app, int* exit_code) {
-  CLI::App* const command = app.add_subcommand("bench",
-                                               "Time the grouped GEMM, the layer, the exchange, the "
-                                               "router or the quantiser against this machine's limits");
+  CLI::App* const command =
+      app.add_subcommand("bench",
+                         "Time the grouped GEMM, the layer, the exchange, the "
+                         "router or the quantiser against this machine's limits");
   const auto options = std::make_shared<BenchCommand>();
   add_options(*command, *options);
   command->footer(
