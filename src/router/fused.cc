@@ -63,12 +63,12 @@ bool set_bias(const float* bias, float* shifted_bias, FusedPlan* plan) {
 }  // namespace
 
 const FusedKernel* fused_kernel() {
-  static const FusedKernel* const kChosen = [] {
+  static const FusedKernel* const chosen = [] {
     const Result<const CpuInfo*> cpu = cpu_info();
     const bool fits = cpu.has_value() && (*cpu)->has(Level::kAvx512);
     return fits ? &kFusedKernelAvx512 : nullptr;
   }();
-  return kChosen;
+  return chosen;
 }
 
 int64_t shifted_bias_size(int64_t num_experts) { return (num_experts + 15) / 16 * 16; }

@@ -102,14 +102,14 @@ class Finisher {
   template <Score kScore>
   void rank(const V* keys, Chosen* chosen) {
     const Addresses rows = {_mm512_loadu_si512(block_.rows), _mm512_loadu_si512(block_.rows + 8)};
-    constexpr bool is_sigmoid = kScore == Score::kSigmoid;
+    constexpr bool kIsSigmoid = kScore == Score::kSigmoid;
 #pragma GCC unroll 9
     for (int slot = 0; slot < kExact; ++slot) {
       ahead_.fetch(lines_);
       const __mmask16 there = _mm512_cmp_ps_mask(keys[slot], set(kLowest), _CMP_GT_OQ);
       const I id = _mm512_and_si512(bits(keys[slot]), set(id_mask_));
       V value = gather(rows, id);
-      if (is_sigmoid) {
+      if (kIsSigmoid) {
         value = rounded(exact_sigmoid(low_half(value)), exact_sigmoid(high_half(value)));
         chosen->scores[slot] = value;
         if (plan_.bias != nullptr) {
@@ -125,7 +125,7 @@ class Finisher {
 #pragma GCC unroll 2
       for (int begin = 0; begin < 2; ++begin) {
 #pragma GCC unroll 4
-        for (int k = begin; k + 1 < kExact; k += 2) moved |= put_in_order<is_sigmoid>(chosen, k);
+        for (int k = begin; k + 1 < kExact; k += 2) moved |= put_in_order<kIsSigmoid>(chosen, k);
       }
       if (moved == 0) break;
     }

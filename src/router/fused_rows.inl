@@ -1,7 +1,9 @@
 // Part of fused_avx512.cc: the work along rows. From the logits of up to 16 tokens to at most 16 candidates
 // of each, among which its experts are.
 //
+// Lanes, vectors and tokens of a block are counted in int: numbers below a thousand that the compiler unrolls.
 // Test: tests/router/fused_test.cc.
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
 
 constexpr int kMostCandidates = 32;  // of a token, before the largest kLanes are kept
 // Logits of a softmax at least this far apart have different fp32 scores: e^(2^-22) is more than an ulp.
@@ -488,3 +490,4 @@ class Collector {
   const int64_t group_size_;
   int first_ = 0, last_ = 0;  // tokens whose approximations are in the scratch
 };
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)
