@@ -3,7 +3,7 @@
 //
 // The model here is written with the layouts spelled out once more; values are decoded by a loop over elements.
 // Mutations tried, each makes a test fail: gate and up exchanged in the packed layout, the expert's scale offset
-// dropped, rows of 128 counted down by floor.
+// dropped, two scale tensors of one matrix accepted.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
