@@ -22,6 +22,9 @@ MODELS = {
     "olmoe_tiny": None,
     "qwen2_moe_tiny": None,
     "gpt_oss_tiny": None,
+    "deepseek_v3_tiny_fp8": None,
+    "deepseek_v3_wide_fp8": None,
+    "gpt_oss_tiny_mxfp4": None,
 }
 COPIES = ["models/seed_example/seed_example.safetensors", "golden/dot_orders.safetensors"]
 MOE_TENSOR = re.compile(r"\.layers\.(\d+)\.(mlp\.(experts|gate|router|shared_experts?|shared_expert_gate)|block_sparse_moe)\.")
@@ -43,7 +46,7 @@ def read(path):
 
 def write(path, tensors):
     """Wide types first, then by name: every tensor starts at a multiple of its element size."""
-    width = {"F32": 4, "I32": 4, "BF16": 2}
+    width = {"F32": 4, "I32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1}
     names = sorted(tensors, key=lambda name: (-width[tensors[name][0]], name))
     header, offset = {"__metadata__": {"format": "pt"}}, 0
     for name in names:

@@ -12,6 +12,7 @@ void add_info_command(CLI::App& app, int* exit_code);
 // processes get the same.
 void add_run_command(CLI::App& app, const std::vector<std::string>& arguments, int* exit_code);
 void add_route_command(CLI::App& app, int* exit_code);
+void add_quantise_command(CLI::App& app, int* exit_code);
 void add_launch_command(CLI::App& app, int* exit_code);
 void add_bench_command(CLI::App& app, int* exit_code);
 

@@ -1,4 +1,4 @@
-// argosy: info, run, route, launch and bench by one command line.
+// argosy: info, run, route, quantise, launch and bench by one command line.
 //
 // Exit codes: 0 done and all checks held; 1 a check failed; 2 bad usage or input; 3 a rank was lost
 // or a deadline passed. Test: tests/cli/.
@@ -54,6 +54,7 @@ int main(int argc, char** argv) {
   add_info_command(app, &exit_code);
   add_run_command(app, std::vector<std::string>(argv + std::min(argc, 1), argv + argc), &exit_code);
   add_route_command(app, &exit_code);
+  add_quantise_command(app, &exit_code);
   add_launch_command(app, &exit_code);
   add_bench_command(app, &exit_code);
   // CLI11 would only say that a subcommand is missing.
@@ -61,7 +62,8 @@ int main(int argc, char** argv) {
     const std::string word = argv[1];
     const auto named = [&](const CLI::App* command) { return command->get_name() == word; };
     if (app.get_subcommands(named).empty()) {
-      print_error("'" + word + "' is no command; there are info, run, route, launch, bench");
+      print_error("'" + word +
+                  "' is no command; there are info, run, route, quantise, launch, bench");
       return kExitBadInput;
     }
   }

@@ -46,7 +46,7 @@ class SafetensorsFile {
   const std::deque<TensorInfo>& tensors() const;
   const TensorInfo* find(std::string_view name) const;
 
-  // Reads one tensor. Errors of all three: kNotFound lists near names; kUnsupported for more than
+  // Reads one tensor. Errors of all four: kNotFound lists near names; kUnsupported for more than
   // kMaxTensorDims dimensions; kInvalidArgument for a range outside the tensor; kIo; kOutOfMemory.
   Result<Tensor> read(std::string_view name) const;
   // Reads rows [first, first + count) of the first dimension.
@@ -54,6 +54,8 @@ class SafetensorsFile {
   // Reads consecutive elements, counted row-major from `first_element` on, as a tensor of shape `shape`.
   Result<Tensor> read_elements(std::string_view name, int64_t first_element,
                                std::span<const int64_t> shape) const;
+  // The same into the caller's memory, as many as fill `out`: a multiple of the element's size.
+  Status read_into(std::string_view name, int64_t first_element, std::span<std::byte> out) const;
 
   // Bytes of tensor data read so far through this object (the header does not count).
   int64_t bytes_read() const;
@@ -61,6 +63,7 @@ class SafetensorsFile {
  private:
   struct State;
   explicit SafetensorsFile(std::unique_ptr<State> state);
+  Result<const TensorInfo*> expect(std::string_view name) const;
   std::unique_ptr<State> state_;
 };
 
@@ -77,6 +80,17 @@ Status write_safetensors(const std::string& path, std::span<const NamedTensor> t
 // "FILE:TENSOR" (the last colon splits). Errors as for read; kInvalidArgument when there is no colon.
 Result<Tensor> read_tensor_argument(std::string_view file_and_tensor);
 
+// A config's quantization_config: how quantised matrices lie on disk.
+struct CheckpointQuantisation {
+  // kE4M3_128x128, kE4M3_1x128, kMxfp8 or kMxfp4.
+  BlockFormat format = BlockFormat::kUnset;
+  // Modules that stay as they were, by one or more whole components of their names; '*' is any text.
+  std::vector<std::string> modules_to_not_convert;
+
+  // Whether the matrices of `module`, an expert's or a shared expert's, are quantised.
+  bool converts(std::string_view module) const;
+};
+
 // What a config.json says of its MoE layers, every alias resolved.
 struct ModelConfig {
   std::string family;  // the config's model_type, or the family that a router file names
@@ -90,6 +104,7 @@ struct ModelConfig {
   bool gate_bias = false;           // the router's logits have a bias [E]
   bool expert_bias = false;         // every product of a routed expert has a bias
   RouterSpec router;                // validated
+  std::optional<CheckpointQuantisation> quantisation;  // of routed and shared experts
 
   // Layers with experts, rising.
   std::vector<int64_t> moe_layers() const;
@@ -98,7 +113,7 @@ struct ModelConfig {
 // Reads DIR/config.json or the text itself. Errors: kNotFound; kCorruptData for JSON that does not parse or
 // passes a limit of docs/checkpoints.md; kInvalidArgument naming family, field and value for missing, contradictory or refused fields;
 // kUnsupported for an unknown family, listing the known ones, and for what is valid but not built yet
-// (quantised weights, another activation, biases of a family that has none).
+// (another quantisation, another activation, biases of a family that has none).
 //
 // With `router` its spec replaces the router rule of the config, whose fields for it are then not read; the
 // numbers of experts must agree, and sizes of 0 are taken from the config. Its family, if any, stands in for
@@ -139,6 +154,11 @@ struct CheckpointOptions {
   bool rebuild_index = false;
   // Replaces the router rule of the config (read_model_config). A selection bias is read when its spec has one.
   std::optional<RouterFile> router = std::nullopt;
+  // kBF16 or kF32: experts that are quantised on disk come out as matrices of this dtype (one fp32 product, for
+  // bf16 rounded once), for what cannot run them quantised. kUnset: as they are.
+  DType dequantise_to = DType::kUnset;
+  // A NaN among an expert's scales (e8m0 code 255): kept, or kNonFinite.
+  OnNonFinite on_nan_scale = OnNonFinite::kNaN;
 };
 
 // A checkpoint folder: config.json and, where there is one, model.safetensors.index.json with its shards,
@@ -146,8 +166,8 @@ struct CheckpointOptions {
 class Checkpoint {
  public:
   // Errors: those of read_model_config and SafetensorsFile::open; kNotFound lists every missing shard;
-  // kCorruptData for an index that names tensors its shards do not hold; kInvalidArgument when the
-  // config's list of MoE layers and the tensors contradict each other.
+  // kCorruptData for an index that names tensors its shards do not hold; kInvalidArgument when the config's list
+  // of MoE layers and the tensors contradict each other, or for another dtype to dequantise to.
   static Result<Checkpoint> open(const std::string& dir, const CheckpointOptions& options = {});
 
   const std::string& dir() const;
@@ -155,10 +175,11 @@ class Checkpoint {
 
   // Errors of both: kInvalidArgument for a layer out of range or without experts (lists those that have),
   // for a wrong shape or dtype (seen and expected), for two layouts at once, and for a tensor of the MoE
-  // block that the family does not have; kUnsupported for F16; kNotFound naming the tensor.
+  // block that the family does not have; kUnsupported for F16; kNotFound naming the tensor. Of quantised experts
+  // also: kCorruptData for a negative or infinite scale, kNonFinite (CheckpointOptions::on_nan_scale).
   Result<SharedTensors> read_shared(int64_t layer) const;
   // Expert `expert` alone: from per-expert tensors, or its slice of fused ones (docs/checkpoints.md: gate rows
-  // first, or for gpt_oss transposed with gate and up interleaved). Reads only that expert's bytes.
+  // first, or for gpt_oss transposed with gate and up interleaved). Reads only that expert's bytes and scales.
   Result<ExpertTensors> read_expert(int64_t layer, int64_t expert) const;
 
   // Bytes of tensor data read so far from all files.

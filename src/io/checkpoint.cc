@@ -9,9 +9,11 @@
 
 #include "argosy/bfloat16.h"
 #include "base/error.h"
+#include "io/expected_tensor.h"
 #include "io/families.h"
 #include "io/json.h"
 #include "io/layer_layout.h"
+#include "io/quantised_matrix.h"
 #include "io/tensor_directory.h"
 #include "io/transpose.h"
 
@@ -23,8 +25,18 @@ struct Checkpoint::State {
   const io::Family* family = nullptr;
   io::TensorDirectory tensors;
   std::vector<io::LayerLayout> layouts;  // by layer
+  DType dequantise_to = DType::kUnset;
+  OnNonFinite on_nan_scale = OnNonFinite::kNaN;
 
   Result<const io::LayerLayout*> layout_of(int64_t layer) const;
+  io::QuantisedRules rules() const {
+    return {config.quantisation.has_value() ? &*config.quantisation : nullptr, on_nan_scale,
+            dequantise_to};
+  }
+  // Matrices that are tensors of their own, quantised or not.
+  Result<ExpertTensors> read_mlp(const std::string& prefix, const io::MatrixNames& names,
+                                 int64_t width) const;
+  Result<ExpertTensors> read_matrices(const io::LayerLayout& layout, int64_t expert) const;
 };
 
 namespace {
@@ -32,33 +44,9 @@ namespace {
 using Entry = io::TensorDirectory::Entry;
 using Shape = std::vector<int64_t>;
 
-// The tensor, when it has this shape and is bf16 or fp32.
-Result<const Entry*> expect(const io::TensorDirectory& tensors, const std::string& name,
-                            const Shape& shape) {
-  const Entry* entry = tensors.find(name);
-  if (entry == nullptr) {
-    return base::error(StatusCode::kNotFound, "no tensor {} in the checkpoint",
-                       io::in_quotes(name));
-  }
-  const TensorInfo& info = *entry->info;
-  if (info.dtype == DType::kF16) {
-    return base::error(StatusCode::kUnsupported, "tensor {} is F16; BF16 and F32 can be read",
-                       io::in_quotes(name));
-  }
-  if (info.dtype != DType::kBF16 && info.dtype != DType::kF32) {
-    return base::invalid("tensor {} is {}, expected BF16 or F32", io::in_quotes(name),
-                         name_of(info.dtype));
-  }
-  if (info.shape != shape) {
-    return base::invalid("tensor {} has shape [{}], config.json asks for [{}]", io::in_quotes(name),
-                         fmt::join(info.shape, ", "), fmt::join(shape, ", "));
-  }
-  return entry;
-}
-
 Result<Tensor> read_whole(const io::TensorDirectory& tensors, const std::string& name,
                           const Shape& shape) {
-  ARGOSY_ASSIGN_OR_RETURN(const Entry* entry, expect(tensors, name, shape));
+  ARGOSY_ASSIGN_OR_RETURN(const Entry* entry, io::expect_float(tensors, name, shape));
   return entry->file->read(name);
 }
 
@@ -86,19 +74,14 @@ struct ExpertPlaces {
   MatrixPlace gate, up, down;
 };
 
-Status two_dtypes(const Entry& a, const Entry& b) {
-  return base::invalid("tensor {} is {} but {} is {}", io::in_quotes(a.name()),
-                       name_of(a.info->dtype), io::in_quotes(b.name()), name_of(b.info->dtype));
-}
-
 Result<ExpertTensors> read_places(const io::TensorDirectory& tensors, const ExpertPlaces& places) {
   const Entry* entries[3];
   const MatrixPlace* wanted[3] = {&places.gate, &places.up, &places.down};
   for (int i = 0; i < 3; ++i) {
     ARGOSY_ASSIGN_OR_RETURN(entries[i],
-                            expect(tensors, wanted[i]->tensor, wanted[i]->tensor_shape));
+                            io::expect_float(tensors, wanted[i]->tensor, wanted[i]->tensor_shape));
     if (entries[i]->info->dtype != entries[0]->info->dtype) {
-      return two_dtypes(*entries[i], *entries[0]);
+      return io::two_dtypes(*entries[i], *entries[0]);
     }
   }
   ExpertTensors expert;
@@ -147,22 +130,19 @@ Result<Tensor> read_entry(const Entry& entry, int64_t expert, int64_t rows, int6
   return entry.file->read_elements(entry.name(), expert * rows * columns, shape);
 }
 
-// FusedLayout::kInterleavedTransposed, with biases.
+// FusedLayout::kInterleavedTransposed, without biases.
 Result<ExpertTensors> read_interleaved(const io::TensorDirectory& tensors, const std::string& block,
                                        int64_t expert, const ModelConfig& config) {
   const int64_t num_experts = config.router.num_experts;
   const int64_t width = config.intermediate;
   const int64_t hidden = config.hidden;
   const auto find = [&](std::string_view name, const Shape& shape) {
-    return expect(tensors, fmt::format("{}experts.{}", block, name), shape);
+    return io::expect_float(tensors, fmt::format("{}experts.{}", block, name), shape);
   };
   ARGOSY_ASSIGN_OR_RETURN(const Entry* gate_up,
                           find("gate_up_proj", {num_experts, hidden, 2 * width}));
   ARGOSY_ASSIGN_OR_RETURN(const Entry* down, find("down_proj", {num_experts, width, hidden}));
-  ARGOSY_ASSIGN_OR_RETURN(const Entry* gate_up_bias,
-                          find("gate_up_proj_bias", {num_experts, 2 * width}));
-  ARGOSY_ASSIGN_OR_RETURN(const Entry* down_bias, find("down_proj_bias", {num_experts, hidden}));
-  if (down->info->dtype != gate_up->info->dtype) return two_dtypes(*down, *gate_up);
+  if (down->info->dtype != gate_up->info->dtype) return io::two_dtypes(*down, *gate_up);
 
   ExpertTensors result;
   {
@@ -174,15 +154,30 @@ Result<ExpertTensors> read_interleaved(const io::TensorDirectory& tensors, const
   ARGOSY_ASSIGN_OR_RETURN(const Tensor rows, read_entry(*down, expert, width, hidden));
   const Shape down_shape = {hidden, width};
   ARGOSY_ASSIGN_OR_RETURN(result.down, io::transposed_columns(rows.view(), 0, 1, down_shape));
+  return result;
+}
+
+// Biases of all experts, those of gate and up by turns.
+Status read_biases(const io::TensorDirectory& tensors, const std::string& block, int64_t expert,
+                   const ModelConfig& config, ExpertTensors* result) {
+  const int64_t num_experts = config.router.num_experts;
+  const int64_t width = config.intermediate;
+  const int64_t hidden = config.hidden;
+  const auto find = [&](std::string_view name, const Shape& shape) {
+    return io::expect_float(tensors, fmt::format("{}experts.{}", block, name), shape);
+  };
+  ARGOSY_ASSIGN_OR_RETURN(const Entry* gate_up_bias,
+                          find("gate_up_proj_bias", {num_experts, 2 * width}));
+  ARGOSY_ASSIGN_OR_RETURN(const Entry* down_bias, find("down_proj_bias", {num_experts, hidden}));
   ARGOSY_ASSIGN_OR_RETURN(const Tensor biases, read_entry(*gate_up_bias, expert, 1, 2 * width));
   const Shape bias_shape = {width};
-  ARGOSY_ASSIGN_OR_RETURN(result.gate_bias,
+  ARGOSY_ASSIGN_OR_RETURN(result->gate_bias,
                           io::transposed_columns(biases.view(), 0, 2, bias_shape));
-  ARGOSY_ASSIGN_OR_RETURN(result.up_bias, io::transposed_columns(biases.view(), 1, 2, bias_shape));
+  ARGOSY_ASSIGN_OR_RETURN(result->up_bias, io::transposed_columns(biases.view(), 1, 2, bias_shape));
   const Shape hidden_shape = {hidden};
-  ARGOSY_ASSIGN_OR_RETURN(result.down_bias, down_bias->file->read_elements(
-                                                down_bias->name(), expert * hidden, hidden_shape));
-  return result;
+  ARGOSY_ASSIGN_OR_RETURN(result->down_bias, down_bias->file->read_elements(
+                                                 down_bias->name(), expert * hidden, hidden_shape));
+  return {};
 }
 
 }  // namespace
@@ -190,6 +185,10 @@ Result<ExpertTensors> read_interleaved(const io::TensorDirectory& tensors, const
 Checkpoint::Checkpoint(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 Result<Checkpoint> Checkpoint::open(const std::string& dir, const CheckpointOptions& options) {
+  const DType dtype = options.dequantise_to;
+  if (dtype != DType::kUnset && dtype != DType::kBF16 && dtype != DType::kF32) {
+    return base::invalid("dequantise_to is {}, expected BF16, F32 or kUnset", name_of(dtype));
+  }
   const RouterFile* router = options.router.has_value() ? &*options.router : nullptr;
   ARGOSY_ASSIGN_OR_RETURN(ModelConfig config, read_model_config(dir, router));
   ARGOSY_ASSIGN_OR_RETURN(io::TensorDirectory tensors, io::TensorDirectory::open(dir, options));
@@ -198,8 +197,9 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir, const CheckpointOpti
   if (!layouts) {
     return Status(layouts.error().code(), fmt::format("{}: {}", dir, layouts.error().message()));
   }
-  return Checkpoint(std::make_shared<State>(
-      State{dir, std::move(config), family, std::move(tensors), std::move(*layouts)}));
+  return Checkpoint(
+      std::make_shared<State>(State{dir, std::move(config), family, std::move(tensors),
+                                    std::move(*layouts), dtype, options.on_nan_scale}));
 }
 
 const std::string& Checkpoint::dir() const { return state_->dir; }
@@ -221,6 +221,38 @@ Result<const io::LayerLayout*> Checkpoint::State::layout_of(int64_t layer) const
   return &layout;
 }
 
+Result<ExpertTensors> Checkpoint::State::read_mlp(const std::string& prefix,
+                                                  const io::MatrixNames& names,
+                                                  int64_t width) const {
+  ARGOSY_ASSIGN_OR_RETURN(const bool quantised, io::converts_mlp(rules(), prefix, names));
+  if (quantised) {
+    return io::read_quantised_mlp(tensors, rules(), prefix, names, width, config.hidden);
+  }
+  ARGOSY_RETURN_IF_ERROR(io::expect_no_scales(tensors, prefix, names));
+  return read_places(tensors, separate_places(prefix, names, width, config.hidden));
+}
+
+Result<ExpertTensors> Checkpoint::State::read_matrices(const io::LayerLayout& layout,
+                                                       int64_t expert) const {
+  const std::string& block = layout.block;
+  if (layout.experts == io::ExpertLayout::kSeparate) {
+    return read_mlp(fmt::format("{}experts.{}.", block, expert), family->expert,
+                    config.intermediate);
+  }
+  const bool quantised = rules().converts(block + "experts");
+  const bool packed = layout.experts == io::ExpertLayout::kPacked;
+  if (packed != quantised) {
+    return base::invalid("the experts of {} lie in {} but by config.json they are {}",
+                         io::in_quotes(block), packed ? "blocks and scales" : "fused matrices",
+                         quantised ? "quantised" : "not quantised");
+  }
+  if (packed) return io::read_packed_expert(tensors, rules(), block, expert, config);
+  if (family->fused_layout == io::FusedLayout::kInterleavedTransposed) {
+    return read_interleaved(tensors, block, expert, config);
+  }
+  return read_places(tensors, fused_places(block, expert, config));
+}
+
 Result<SharedTensors> Checkpoint::read_shared(int64_t layer) const {
   ARGOSY_ASSIGN_OR_RETURN(const io::LayerLayout* layout, state_->layout_of(layer));
   const ModelConfig& config = state_->config;
@@ -238,10 +270,9 @@ Result<SharedTensors> Checkpoint::read_shared(int64_t layer) const {
                             read_as_f32(tensors, router + ".e_score_correction_bias", num_experts));
   }
   if (config.shared_intermediate > 0) {
-    const ExpertPlaces places =
-        separate_places(fmt::format("{}{}.", layout->block, state_->family->shared_module),
-                        io::kProjections, config.shared_intermediate, config.hidden);
-    ARGOSY_ASSIGN_OR_RETURN(shared.shared, read_places(tensors, places));
+    const std::string prefix = fmt::format("{}{}.", layout->block, state_->family->shared_module);
+    ARGOSY_ASSIGN_OR_RETURN(shared.shared,
+                            state_->read_mlp(prefix, io::kProjections, config.shared_intermediate));
   }
   if (config.shared_gate) {
     ARGOSY_ASSIGN_OR_RETURN(
@@ -258,15 +289,11 @@ Result<ExpertTensors> Checkpoint::read_expert(int64_t layer, int64_t expert) con
     return base::invalid("{}: expert {} is not in 0 to {}", state_->dir, expert,
                          config.router.num_experts - 1);
   }
-  if (state_->family->fused_layout == io::FusedLayout::kInterleavedTransposed) {
-    return read_interleaved(state_->tensors, layout->block, expert, config);
+  ARGOSY_ASSIGN_OR_RETURN(ExpertTensors result, state_->read_matrices(*layout, expert));
+  if (config.expert_bias) {
+    ARGOSY_RETURN_IF_ERROR(read_biases(state_->tensors, layout->block, expert, config, &result));
   }
-  if (layout->fused) {
-    return read_places(state_->tensors, fused_places(layout->block, expert, config));
-  }
-  const std::string prefix = fmt::format("{}experts.{}.", layout->block, expert);
-  return read_places(state_->tensors, separate_places(prefix, state_->family->expert,
-                                                      config.intermediate, config.hidden));
+  return result;
 }
 
 }  // namespace argosy

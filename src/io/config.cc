@@ -13,6 +13,7 @@
 #include "io/families.h"
 #include "io/file.h"
 #include "io/json.h"
+#include "io/quantisation_config.h"
 
 namespace argosy {
 namespace {
@@ -45,13 +46,10 @@ Status refuse_other_word(const ConfigFields& fields, std::string_view field, std
 
 // Fields that would change the result and that this build cannot follow.
 Status check_unsupported(const ConfigFields& fields, const Family& family, bool reads_router) {
-  for (const std::string_view field : {"quantization_config", "compression_config"}) {
-    ARGOSY_ASSIGN_OR_RETURN(const Json* value, fields.find(field));
-    if (value != nullptr) {
-      return base::error(StatusCode::kUnsupported,
-                         "{}: {} is present; quantised checkpoints cannot be read yet", family.name,
-                         field);
-    }
+  ARGOSY_ASSIGN_OR_RETURN(const Json* compression, fields.find("compression_config"));
+  if (compression != nullptr) {
+    return base::error(StatusCode::kUnsupported, "{}: compression_config cannot be followed",
+                       family.name);
   }
   ARGOSY_RETURN_IF_ERROR(refuse_other_word(fields, "hidden_act", "silu", StatusCode::kUnsupported));
   if (reads_router) {
@@ -321,6 +319,7 @@ Result<ModelConfig> read_fields(const ConfigFields& fields, const Family& family
   ModelConfig config;
   config.family = std::string(family.name);
   ARGOSY_RETURN_IF_ERROR(check_unsupported(fields, family, router == nullptr));
+  ARGOSY_ASSIGN_OR_RETURN(config.quantisation, io::read_quantisation(fields));
   ARGOSY_ASSIGN_OR_RETURN(
       config.num_layers,
       fields.required_integer("num_hidden_layers", {.min = 1, .max = kMaxLayers}));

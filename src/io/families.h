@@ -48,8 +48,7 @@ enum class FusedLayout {
   kInterleavedTransposed,  // [E, H, 2F], columns gate 0, up 0, gate 1, ..; [E, F, H]
 };
 
-// Names of an expert's matrices below "experts.<e>." and of one MLP, without ".weight"; empty where a family
-// has no such tensors.
+// Names of an expert's matrices below "experts.<e>." and of one MLP, without ".weight".
 struct MatrixNames {
   std::string_view gate, up, down;
 };
@@ -170,7 +169,7 @@ inline constexpr std::array<Family, 7> kFamilies = {{
      .shared_rule = SharedRule::kNone,
      .layer_rule = LayerRule::kAll,
      .module = "mlp",
-     .expert = {},
+     .expert = kProjections,
      .router_module = "router",
      .fused_layout = FusedLayout::kInterleavedTransposed,
      .activation = ActivationKind::kClampedSwiGlu,

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "io/json.h"
+#include "io/quantised_matrix.h"
 
 namespace argosy::io {
 namespace {
@@ -32,21 +33,42 @@ Result<std::string> find_prefix(const TensorDirectory& directory) {
 }
 
 // What a tensor of an MoE block is for.
-enum class Role { kUnknown, kRouter, kShared, kExpert, kFusedExperts, kExpertOutOfRange };
+enum class Role {
+  kUnknown,
+  kRouter,
+  kShared,
+  kExpert,
+  kFusedExperts,
+  kPackedExperts,
+  kExpertBias,
+  kExpertOutOfRange
+};
 
-bool is_matrix_of(std::string_view name, const MatrixNames& names) {
+bool is_matrix_of(std::string_view name, const MatrixNames& names, bool quantised) {
   for (const std::string_view matrix : {names.gate, names.up, names.down}) {
-    if (!matrix.empty() && name.starts_with(matrix) && name.substr(matrix.size()) == ".weight")
-      return true;
+    if (!name.starts_with(matrix)) continue;
+    const std::string_view suffix = name.substr(matrix.size());
+    if (suffix == ".weight") return true;
+    if (quantised && (suffix == kScaleSuffixes[0] || suffix == kScaleSuffixes[1])) return true;
   }
   return false;
 }
 
+bool is_packed(std::string_view name, const Family& family, const ModelConfig& config) {
+  if (!config.quantisation.has_value() || config.quantisation->format != BlockFormat::kMxfp4) {
+    return false;
+  }
+  return family.fused_layout == FusedLayout::kInterleavedTransposed &&
+         (name == "gate_up_proj_blocks" || name == "gate_up_proj_scales" ||
+          name == "down_proj_blocks" || name == "down_proj_scales");
+}
+
 // `name` is what follows "experts.".
-Role expert_role(std::string_view name, const Family& family, int64_t num_experts) {
+Role expert_role(std::string_view name, const Family& family, const ModelConfig& config) {
   if (name == "gate_up_proj" || name == "down_proj") return Role::kFusedExperts;
+  if (is_packed(name, family, config)) return Role::kPackedExperts;
   if (family.biases && (name == "gate_up_proj_bias" || name == "down_proj_bias")) {
-    return Role::kFusedExperts;
+    return Role::kExpertBias;
   }
   int64_t expert = 0;
   const auto [after, failure] = std::from_chars(name.data(), name.data() + name.size(), expert);
@@ -54,8 +76,10 @@ Role expert_role(std::string_view name, const Family& family, int64_t num_expert
   const bool is_plain =
       failure == std::errc() && name[0] != '-' && (name[0] != '0' || num_digits == 1);
   if (!is_plain || num_digits == name.size() || name[num_digits] != '.') return Role::kUnknown;
-  if (!is_matrix_of(name.substr(num_digits + 1), family.expert)) return Role::kUnknown;
-  return expert < num_experts ? Role::kExpert : Role::kExpertOutOfRange;
+  if (!is_matrix_of(name.substr(num_digits + 1), family.expert, config.quantisation.has_value())) {
+    return Role::kUnknown;
+  }
+  return expert < config.router.num_experts ? Role::kExpert : Role::kExpertOutOfRange;
 }
 
 bool is_router(std::string_view name, const Family& family, const ModelConfig& config) {
@@ -70,7 +94,8 @@ bool is_shared(std::string_view name, const Family& family, const ModelConfig& c
   if (config.shared_gate && name == "shared_expert_gate.weight") return true;
   if (!name.starts_with(family.shared_module)) return false;
   name.remove_prefix(family.shared_module.size());
-  return name.starts_with(".") && is_matrix_of(name.substr(1), kProjections);
+  return name.starts_with(".") &&
+         is_matrix_of(name.substr(1), kProjections, config.quantisation.has_value());
 }
 
 // `name` is what follows the block's prefix.
@@ -78,7 +103,7 @@ Role role_of(std::string_view name, const Family& family, const ModelConfig& con
   constexpr std::string_view kExperts = "experts.";
   if (is_router(name, family, config)) return Role::kRouter;
   if (name.starts_with(kExperts)) {
-    return expert_role(name.substr(kExperts.size()), family, config.router.num_experts);
+    return expert_role(name.substr(kExperts.size()), family, config);
   }
   return is_shared(name, family, config) ? Role::kShared : Role::kUnknown;
 }
@@ -135,25 +160,34 @@ class LayerScan {
       return base::invalid("tensor {} of an MoE block is none that {} has by its config.json",
                            in_quotes(entry.name()), family_.name);
     }
-    if (role != Role::kExpert && role != Role::kFusedExperts) return {};
-    layout_.fused = role == Role::kFusedExperts;
-    if (expert_ != nullptr && layout_.fused != expert_is_fused_)
-      return two_layouts(*expert_, entry);
-    expert_ = &entry;
-    expert_is_fused_ = layout_.fused;
-    return {};
+    switch (role) {
+      case Role::kExpert:
+        return add_expert(entry, ExpertLayout::kSeparate);
+      case Role::kFusedExperts:
+        return add_expert(entry, ExpertLayout::kFused);
+      case Role::kPackedExperts:
+        return add_expert(entry, ExpertLayout::kPacked);
+      default:
+        return {};
+    }
   }
 
   bool found_experts() const { return expert_ != nullptr; }
   LayerLayout& layout() { return layout_; }
 
  private:
+  Status add_expert(const Entry& entry, ExpertLayout experts) {
+    if (expert_ != nullptr && layout_.experts != experts) return two_layouts(*expert_, entry);
+    expert_ = &entry;
+    layout_.experts = experts;
+    return {};
+  }
+
   const Family& family_;
   const ModelConfig& config_;
   LayerLayout layout_;
   const Entry* first_ = nullptr;
   const Entry* expert_ = nullptr;
-  bool expert_is_fused_ = false;
 };
 
 LayerLayout scan_layer(const TensorDirectory& directory, const ModelConfig& config,
@@ -168,15 +202,12 @@ LayerLayout scan_layer(const TensorDirectory& directory, const ModelConfig& conf
     }
   }
   if (!scan.found_experts()) {
-    const std::string block = block_prefix(prefix, layer, family.module);
-    const std::string separate =
-        family.expert.gate.empty()
-            ? std::string()
-            : fmt::format("neither {}experts.0.{}.weight nor ", block, family.expert.gate);
-    layout.problem = base::error(
-        StatusCode::kNotFound,
-        "layer {} has no experts in the checkpoint: {}{}experts.gate_up_proj{}", layer, separate,
-        block_prefix(prefix, layer, kFusedModule), separate.empty() ? " is missing" : "");
+    layout.problem =
+        base::error(StatusCode::kNotFound,
+                    "layer {} has no experts in the checkpoint: neither {}experts.0.{}.weight nor "
+                    "{}experts.gate_up_proj",
+                    layer, block_prefix(prefix, layer, family.module), family.expert.gate,
+                    block_prefix(prefix, layer, kFusedModule));
   }
   return std::move(layout);
 }

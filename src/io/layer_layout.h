@@ -14,10 +14,16 @@
 
 namespace argosy::io {
 
+enum class ExpertLayout {
+  kSeparate,  // experts.<e>.<matrix>.weight, quantised with .weight_scale_inv or .weight_scale
+  kFused,     // experts.gate_up_proj and experts.down_proj, by the family's FusedLayout
+  kPacked,    // experts.gate_up_proj_blocks, _scales, experts.down_proj_blocks, _scales: mxfp4
+};
+
 struct LayerLayout {
-  std::string block;   // "model.layers.1.mlp."
-  bool fused = false;  // experts.gate_up_proj and experts.down_proj, by the family's FusedLayout
-  Status problem;      // why the layer cannot be read, when it cannot
+  std::string block;  // "model.layers.1.mlp."
+  ExpertLayout experts = ExpertLayout::kSeparate;
+  Status problem;  // why the layer cannot be read, when it cannot
 };
 
 // One entry per layer; those of dense layers stay empty. Errors: kInvalidArgument when a layer that

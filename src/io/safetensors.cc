@@ -118,13 +118,16 @@ Result<Tensor> SafetensorsFile::read_rows(std::string_view name, int64_t first,
   return read_elements(name, first * row_elements, shape);
 }
 
+Result<const TensorInfo*> SafetensorsFile::expect(std::string_view name) const {
+  const TensorInfo* info = find(name);
+  if (info != nullptr) return info;
+  return base::error(StatusCode::kNotFound, "{}: no tensor {} among {}; near: {}", path(),
+                     io::in_quotes(name), tensors().size(), near_names(tensors(), name));
+}
+
 Result<Tensor> SafetensorsFile::read_elements(std::string_view name, int64_t first_element,
                                               std::span<const int64_t> shape) const {
-  const TensorInfo* info = find(name);
-  if (info == nullptr) {
-    return base::error(StatusCode::kNotFound, "{}: no tensor {} among {}; near: {}", path(),
-                       io::in_quotes(name), tensors().size(), near_names(tensors(), name));
-  }
+  ARGOSY_ASSIGN_OR_RETURN(const TensorInfo* const info, expect(name));
   if (shape.size() > kMaxTensorDims) {
     return base::error(StatusCode::kUnsupported, "{}: tensor {} has {} dimensions, the limit is {}",
                        path(), io::in_quotes(name), shape.size(), kMaxTensorDims);
@@ -140,9 +143,28 @@ Result<Tensor> SafetensorsFile::read_elements(std::string_view name, int64_t fir
   }
   ARGOSY_ASSIGN_OR_RETURN(Tensor tensor, Tensor::zeros(info->dtype, shape));
   const std::span<std::byte> out(tensor.view().data, static_cast<size_t>(bytes));
+  ARGOSY_RETURN_IF_ERROR(read_into(name, first_element, out));
+  return tensor;
+}
+
+Status SafetensorsFile::read_into(std::string_view name, int64_t first_element,
+                                  std::span<std::byte> out) const {
+  ARGOSY_ASSIGN_OR_RETURN(const TensorInfo* const info, expect(name));
+  const int64_t element_bytes = size_of(info->dtype);
+  const int64_t tensor_bytes = info->end - info->begin;
+  const bool fits = std::in_range<int64_t>(out.size()) &&
+                    static_cast<int64_t>(out.size()) % element_bytes == 0 &&
+                    static_cast<int64_t>(out.size()) <= tensor_bytes;
+  const auto bytes = static_cast<int64_t>(out.size());
+  if (!fits || first_element < 0 || first_element > (tensor_bytes - bytes) / element_bytes) {
+    return base::invalid(
+        "{}: {} bytes from element {} on of tensor {}, which has {} elements of {}", path(),
+        out.size(), first_element, io::in_quotes(name), tensor_bytes / element_bytes,
+        name_of(info->dtype));
+  }
   ARGOSY_RETURN_IF_ERROR(state_->file.read(info->begin + first_element * element_bytes, out));
   state_->bytes_read += bytes;
-  return tensor;
+  return {};
 }
 
 Result<Tensor> read_tensor_argument(std::string_view file_and_tensor) {

@@ -512,14 +512,15 @@ TEST(Config, WhatIsNotBuiltIsUnsupported) {
     const Json json = minimal_config(family);
     expect_error(parse(with(json, "hidden_act", "gelu")), StatusCode::kUnsupported,
                  {family, "hidden_act", "gelu", "silu"});
-    expect_error(parse(with(json, "quantization_config", {{"quant_method", "fp8"}})),
-                 StatusCode::kUnsupported, {family, "quantization_config", "quantised"});
+    expect_error(parse(with(json, "compression_config", {{"format", "dense"}})),
+                 StatusCode::kUnsupported, {family, "compression_config"});
     if (family != std::string("gpt_oss")) {
       expect_error(parse(with(json, "mlp_bias", true)), StatusCode::kUnsupported,
                    {family, "mlp_bias"});
     }
-    expect_error(parse({{"text_config", json}, {"quantization_config", Json::object()}}),
-                 StatusCode::kUnsupported, {family, "quantization_config"});
+    expect_error(
+        parse({{"text_config", json}, {"quantization_config", {{"quant_method", "gptq"}}}}),
+        StatusCode::kUnsupported, {family, "quantization_config", "gptq"});
   }
 }
 
