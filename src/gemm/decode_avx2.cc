@@ -1,6 +1,7 @@
 // Codes to bf16, 32 bytes at a time, by byte arithmetic and tables of 16. Test: tests/gemm/decode_test.cc.
 #include <immintrin.h>
 
+#include "gemm/code_tables.h"
 #include "gemm/kernels.h"
 #include "gemm/packed_layout.h"
 
@@ -19,10 +20,13 @@ ARGOSY_KERNEL_INLINE __m256i splat(uint8_t byte) {
 ARGOSY_KERNEL_INLINE __m256i load(const std::byte* from) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
 }
-ARGOSY_KERNEL_INLINE __m256i table_of(uint64_t low, uint64_t high) {
-  return _mm256_broadcastsi128_si256(
-      _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low)));
+ARGOSY_KERNEL_INLINE __m256i table_of_16(const uint8_t* table) {
+  return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
 }
+
+// The bf16 bytes of 0 to 7 times 2^-9.
+alignas(16) constexpr uint8_t kSmallLow[16] = {0x00, 0x00, 0x80, 0xC0, 0x00, 0x20, 0x40, 0x60};
+alignas(16) constexpr uint8_t kSmallHigh[16] = {0x00, 0x3B, 0x3B, 0x3B, 0x3C, 0x3C, 0x3C, 0x3C};
 
 // Two bytes of every code to half a pair of both tiles.
 ARGOSY_KERNEL_INLINE void store_pair(__m256i low, __m256i high, std::byte* to) {
@@ -33,8 +37,8 @@ ARGOSY_KERNEL_INLINE void store_pair(__m256i low, __m256i high, std::byte* to) {
 // bf16 of a normal e4m3 code: sign, then magnitude * 16 + 120 * 128. The 8 smallest magnitudes are denormals
 // of e4m3 and come from a table; 0x7F becomes NaN.
 ARGOSY_KERNEL_TARGET void decode_e4m3(const std::byte* codes, std::byte* block) {
-  const __m256i small_high = table_of(0x3C3C3C3C3B3B3B00u, 0);
-  const __m256i small_low = table_of(0x60402000C0800000u, 0);
+  const __m256i small_high = table_of_16(kSmallHigh);
+  const __m256i small_low = table_of_16(kSmallLow);
   for (int64_t at = 0; at < kBlockK / 2 * kPairBytes; at += 32) {
     const __m256i code = load(codes + at);
     const __m256i magnitude = _mm256_and_si256(code, splat(0x7F));
@@ -53,8 +57,8 @@ ARGOSY_KERNEL_TARGET void decode_e4m3(const std::byte* codes, std::byte* block) 
 }
 
 ARGOSY_KERNEL_TARGET void decode_e2m1(const std::byte* codes, std::byte* block) {
-  const __m256i high_of = table_of(0x404040403F3F3F00u, 0xC0C0C0C0BFBFBF80u);
-  const __m256i low_of = table_of(0xC0804000C0800000u, 0xC0804000C0800000u);
+  const __m256i high_of = table_of_16(kE2M1High);
+  const __m256i low_of = table_of_16(kE2M1Low);
   for (int64_t pair = 0; pair < kBlockK / 2; ++pair) {
     for (int64_t half = 0; half < kPairBytes; half += 32) {
       const __m256i two = load(codes + pair / 2 * kPairBytes + half);

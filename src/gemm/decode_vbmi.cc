@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include "argosy/number_formats.h"
+#include "gemm/code_tables.h"
 #include "gemm/kernels.h"
 #include "gemm/packed_layout.h"
 
@@ -20,14 +21,8 @@ namespace {
 constexpr int64_t kTileBytes = kTileElements * 2;
 constexpr int64_t kPairBytes = 64;
 
-// The two bytes of the bf16 of every positive e4m3 code.
-struct Tables {
-  alignas(64) uint8_t low[128];
-  alignas(64) uint8_t high[128];
-};
-
-Tables make_tables() {
-  Tables tables;
+E4M3Tables make_tables() {
+  E4M3Tables tables;
   for (size_t code = 0; code < 128; ++code) {
     const float value = decode_element(ElementFormat::kE4M3, static_cast<uint8_t>(code));
     const uint16_t bits = BFloat16::from_float(value).bits;
@@ -37,18 +32,13 @@ Tables make_tables() {
   return tables;
 }
 
-const Tables& tables_of_e4m3() {
-  static const Tables tables = make_tables();
-  return tables;
-}
-
 ARGOSY_KERNEL_INLINE void store_pair(__m512i low, __m512i high, std::byte* to) {
   _mm512_store_si512(to, _mm512_unpacklo_epi8(low, high));
   _mm512_store_si512(to + kTileBytes, _mm512_unpackhi_epi8(low, high));
 }
 
 ARGOSY_KERNEL_TARGET void decode_e4m3(const std::byte* codes, std::byte* block) {
-  const Tables& tables = tables_of_e4m3();
+  const E4M3Tables& tables = e4m3_tables();
   const __m512i low_of[] = {_mm512_load_si512(tables.low), _mm512_load_si512(tables.low + 64)};
   const __m512i high_of[] = {_mm512_load_si512(tables.high), _mm512_load_si512(tables.high + 64)};
   const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
@@ -61,14 +51,13 @@ ARGOSY_KERNEL_TARGET void decode_e4m3(const std::byte* codes, std::byte* block) 
   }
 }
 
-ARGOSY_KERNEL_INLINE __m512i table_of(uint64_t low, uint64_t high) {
-  return _mm512_broadcast_i32x4(
-      _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low)));
+ARGOSY_KERNEL_INLINE __m512i table_of_16(const uint8_t* table) {
+  return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
 }
 
 ARGOSY_KERNEL_TARGET void decode_e2m1(const std::byte* codes, std::byte* block) {
-  const __m512i high_of = table_of(0x404040403F3F3F00u, 0xC0C0C0C0BFBFBF80u);
-  const __m512i low_of = table_of(0xC0804000C0800000u, 0xC0804000C0800000u);
+  const __m512i high_of = table_of_16(kE2M1High);
+  const __m512i low_of = table_of_16(kE2M1Low);
   const __m512i nibble = _mm512_set1_epi8(0x0F);
   for (int64_t line = 0; line < kBlockK / 4; ++line) {
     const __m512i two = _mm512_loadu_si512(codes + line * kPairBytes);
@@ -82,6 +71,11 @@ ARGOSY_KERNEL_TARGET void decode_e2m1(const std::byte* codes, std::byte* block) 
 }
 
 }  // namespace
+
+const E4M3Tables& e4m3_tables() {
+  static const E4M3Tables tables = make_tables();
+  return tables;
+}
 
 const Decoders& vbmi_decoders() {
   static constexpr Decoders kDecoders{decode_e4m3, decode_e2m1};

@@ -138,7 +138,7 @@ ARGOSY_KERNEL_INLINE void scaled_rows(const DotArgs& args, const CodedPanel& pan
     const int64_t end = args.k - begin < block_k ? args.k : begin + block_k;
     float partial[2][kRows][kTileColumns] = {};
     for (int64_t k = begin; k < end; k += kBlockK) {
-      const std::byte* block = decoded_block(panel, begin / block_k, (k - begin) / kBlockK, room);
+      const std::byte* block = decoded_block(panel, k / kBlockK, room);
       float x[kRows][kBlockK];
       for (int r = 0; r < kRows; ++r) {
         const std::byte* row = args.rows + (first + r) * args.row_stride_bytes;

@@ -281,12 +281,8 @@ CodedPanel coded_panel_of(const Work& work, const TileRows& rows, const std::byt
   CodedPanel coded = work.coded;
   coded.panel = panel;
   if (coded.layout.block_k == 0 || rows.num_blocks == 1) return coded;
-  const int64_t blocks_per_scale = coded.layout.block_k / kBlockK;
   for (int64_t block = 0; block < work.w->padded_k() / kBlockK; ++block) {
-    const std::byte* codes = panel + scale_block_offset(coded.layout, block / blocks_per_scale) +
-                             coded.layout.scale_bytes +
-                             block % blocks_per_scale * coded.layout.code_bytes;
-    coded.decode(codes, room + block * kDecodedBlockBytes);
+    coded.decode(panel + codes_offset(coded.layout, block), room + block * kDecodedBlockBytes);
   }
   coded.decoded = room;
   return coded;

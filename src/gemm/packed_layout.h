@@ -77,6 +77,13 @@ constexpr int64_t scale_block_offset(const CodedLayout& layout, int64_t block) {
   return block * layout.block_bytes();
 }
 
+// Bytes from the start of a panel to the codes of block `k_block` of 32 k.
+constexpr int64_t codes_offset(const CodedLayout& layout, int64_t k_block) {
+  const int64_t blocks_per_scale = layout.block_k / kBlockK;
+  return scale_block_offset(layout, k_block / blocks_per_scale) + layout.scale_bytes +
+         k_block % blocks_per_scale * layout.code_bytes;
+}
+
 // Where the code of element (k, column) is: its byte in the panel and, of e2m1, how far up in it.
 struct CodePlace {
   int64_t byte = 0;
@@ -84,14 +91,11 @@ struct CodePlace {
 };
 constexpr CodePlace code_place(const CodedLayout& layout, int64_t k, int64_t column) {
   constexpr int64_t kPairBytes = 2 * kPanelColumns;
-  const int64_t block = k / layout.block_k;
-  const int64_t in_block = k % layout.block_k;
-  const int64_t pair = in_block % kBlockK / 2;
+  const int64_t pair = k % kBlockK / 2;
   const int64_t line = layout.is_e2m1 ? pair / 2 : pair;
   const int64_t at =
       column % kTileColumns / 4 * 16 + column / kTileColumns * 8 + column % 4 * 2 + k % 2;
-  return {scale_block_offset(layout, block) + layout.scale_bytes +
-              in_block / kBlockK * layout.code_bytes + line * kPairBytes + at,
+  return {codes_offset(layout, k / kBlockK) + line * kPairBytes + at,
           layout.is_e2m1 ? static_cast<int>(pair % 2 * 4) : 0};
 }
 

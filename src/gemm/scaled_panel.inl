@@ -15,15 +15,10 @@ ARGOSY_KERNEL_INLINE void load_scales(const CodedPanel& panel, int64_t block, fl
   }
 }
 
-// Block `at` of 32 k of scale block `block`, as bf16: where the panel is decoded already, or in `room`.
-ARGOSY_KERNEL_INLINE const std::byte* decoded_block(const CodedPanel& panel, int64_t block,
-                                                    int64_t at, std::byte* room) {
-  if (panel.decoded != nullptr) {
-    const int64_t k_block = block * (panel.layout.block_k / kBlockK) + at;
-    return panel.decoded + k_block * kDecodedBlockBytes;
-  }
-  panel.decode(panel.panel + scale_block_offset(panel.layout, block) + panel.layout.scale_bytes +
-                   at * panel.layout.code_bytes,
-               room);
+// Block `k_block` of 32 k as bf16: where the panel is decoded already, or in `room`.
+ARGOSY_KERNEL_INLINE const std::byte* decoded_block(const CodedPanel& panel, int64_t k_block,
+                                                    std::byte* room) {
+  if (panel.decoded != nullptr) return panel.decoded + k_block * kDecodedBlockBytes;
+  panel.decode(panel.panel + codes_offset(panel.layout, k_block), room);
   return room;
 }

@@ -28,7 +28,8 @@ ARGOSY_KERNEL_TARGET void scaled_rows(const DotArgs& args, const CodedPanel& pan
                                       int first_vector) {
   constexpr int kVectors = vectors_per_pass(kRows, Order::kChains);
   const int64_t first_column = int64_t{first_vector} * Vec::kLanes;
-  alignas(64) std::byte room[kDecodedBlockBytes];
+  // Codes are decoded a block ahead: what was stored just now is slow to load.
+  alignas(64) std::byte rooms[2][kDecodedBlockBytes];
   alignas(64) float scales[kPanelColumns];
   [[maybe_unused]] alignas(64) float partials[kRows * kPanelColumns];
   float* sums = args.scratch + first_column;
@@ -40,6 +41,7 @@ ARGOSY_KERNEL_TARGET void scaled_rows(const DotArgs& args, const CodedPanel& pan
   const float* x = reinterpret_cast<const float*>(args.rows);
   const int64_t k_blocks = (args.k + kBlockK - 1) / kBlockK;
   const int64_t blocks_per_scale = panel.layout.block_k / kBlockK;
+  const std::byte* decoded = decoded_block(panel, 0, rooms[0]);
   for (int64_t block = 0; block * blocks_per_scale < k_blocks; ++block) {
     const int64_t first = block * blocks_per_scale;
     const int64_t count = std::min(blocks_per_scale, k_blocks - first);
@@ -52,9 +54,10 @@ ARGOSY_KERNEL_TARGET void scaled_rows(const DotArgs& args, const CodedPanel& pan
         }
       }
     }
-    for (int64_t at = 0; at < count; ++at, x += kRows * Order::Rows::kStaged) {
-      prefetch_block(args, first + at);
-      const BlockArgs from{x, decoded_block(panel, block, at, room), first_vector};
+    for (int64_t at = first; at < first + count; ++at, x += kRows * Order::Rows::kStaged) {
+      prefetch_block(args, at);
+      const BlockArgs from{x, decoded, first_vector};
+      if (at + 1 < k_blocks) decoded = decoded_block(panel, at + 1, rooms[(at + 1) % 2]);
       if constexpr (Order::kChains == 2) {
         Order::template block<kRows, kVectors>(from, NoPrefetch{0}, partials);
       } else {
