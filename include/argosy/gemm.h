@@ -145,7 +145,7 @@ struct GemmHeuristics {
   int64_t tile_bytes = 0;
   int64_t tasks_per_thread = 0;
   // A task of at most `few_rows` rows goes over each panel once: from `ahead_from_rows` rows on it
-  // prefetches `ahead_bytes` before its reads (below, the hardware alone keeps up). A task of more rows
+  // (quantised weights: always) prefetches `ahead_bytes` before its reads (below, the hardware alone keeps up). A task of more rows
   // prefetches the next panel while its rows go by.
   int64_t few_rows = 0;
   int64_t ahead_from_rows = 0;

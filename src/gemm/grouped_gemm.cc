@@ -211,7 +211,9 @@ Prefetch prefetch_of(const Work& work, const Tile& tile, int64_t panel, int64_t 
   const int64_t lines = work.w->panel_bytes() / k_blocks / kLineBytes;
   const auto current = reinterpret_cast<uintptr_t>(work.w->panel(tile.group, panel));
   if (tile.rows.count <= work.heuristics.few_rows) {
-    if (tile.rows.count < work.heuristics.ahead_from_rows) return {};
+    // Decoding keeps the core from running far ahead: codes want the prefetches at any number of rows.
+    const bool is_coded = work.coded.layout.block_k > 0;
+    if (!is_coded && tile.rows.count < work.heuristics.ahead_from_rows) return {};
     return {current + static_cast<uintptr_t>(work.heuristics.ahead_bytes), lines};
   }
   if (panel + 1 == tile.panels.first + tile.panels.count) return {};
