@@ -1,7 +1,6 @@
 // Every decoder against the value of every code, in every place of a block.
 //
-// Mutations tried, each makes a test fail: a denormal's table entry changed, NaN left as 480, the sign dropped,
-// nibbles exchanged.
+// Mutations tried, each makes a test fail: a denormal's table entry changed, NaN left as 480, the sign dropped.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,8 +1,8 @@
 // Packing codes and scales: every element and scale where the layout says, refusals, what a group holds before
 // and after it is set.
 //
-// Mutations tried, each makes a test fail: the high nibble read for even k, scale rows not divided by 128, a second
-// set_group that only adds bits.
+// Mutations tried, each makes a test fail: the high nibble read for even k, the first row of 128 x 128 scales taken
+// for all, a second set_group that only adds bits.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,8 +1,8 @@
 // Quantised weights: every level against the definition in quantised_case.h, bit for bit, over formats, orders,
 // ends of k and n, numbers of rows and threads; an fp64 product of dequantised weights; single sums by hand.
 //
-// Mutations tried, each makes a test fail: the scale applied to the running sum instead of the partial, a partial
-// that runs on over a block's end, one column's scale used for its neighbour.
+// Mutations tried, each makes a test fail: a partial that runs on over a block's end, one column's scale used for
+// its neighbour.
 #include <gtest/gtest.h>
 
 #include <cmath>
