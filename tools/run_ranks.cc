@@ -51,10 +51,18 @@ struct LoadedWeights {
   int64_t bytes_read = 0;
 };
 
+// Of one matrix as a checkpoint has it, scales included.
+int64_t matrix_bytes(const PackedWeights& packed) {
+  const int64_t elements = packed.n() * packed.k();
+  if (elements == 0) return 0;
+  const Result<QuantisedLayout> layout = quantised_layout(packed.format(), packed.n(), packed.k());
+  return layout.has_value() ? layout->code_bytes() + layout->scale_bytes()
+                            : elements * size_of(packed.dtype());
+}
+
 WeightBytes weight_bytes_of(const MoeWeights& weights) {
   const auto matrices = [](const PackedWeights& gate_up, const PackedWeights& down) {
-    const int64_t elements = 2 * gate_up.n() * gate_up.k() + down.n() * down.k();
-    return elements == 0 ? 0 : elements * size_of(gate_up.dtype());
+    return 2 * matrix_bytes(gate_up) + matrix_bytes(down);
   };
   return {weights.gate.num_bytes(), matrices(weights.gate_up, weights.down),
           matrices(weights.shared_gate_up, weights.shared_down) + weights.shared_gate.num_bytes()};

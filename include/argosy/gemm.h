@@ -1,7 +1,7 @@
 // Ragged grouped GEMM: one weight matrix per group, groups of unequal length in one buffer of rows.
 //
 // Weights live in PackedWeights, an opaque panel layout that every level reads (docs/adr/0004). Bits: for
-// one dot_order the same at every level and thread count, by contract 4.2 (bf16) and 4.3 (fp32).
+// one dot_order the same at every level and thread count, by contract 4.2 (bf16) and 4.3 (fp32, block scales).
 // Test: tests/gemm/.
 #pragma once
 
@@ -11,11 +11,16 @@
 
 #include "argosy/activation.h"
 #include "argosy/cpu.h"
+#include "argosy/quantise.h"
 #include "argosy/status.h"
 #include "argosy/tensor.h"
 #include "argosy/thread_pool.h"
 
 namespace argosy {
+
+namespace gemm {
+struct PackedShape;
+}
 
 // Weights of `num_groups` experts, packed for the kernels. Two kinds:
 //   plain    out[n] = x . w[n],                              w   [N, K] per group
@@ -33,11 +38,20 @@ class PackedWeights {
   static Result<PackedWeights> create(Kind kind, DType dtype, int64_t num_groups, int64_t n,
                                       int64_t k);
 
+  // Quantised weights, any BlockFormat but kNvfp4: codes and scales stay as they are, a scale below 2^-126
+  // becomes 0 (contract 5). Errors: those of create(); kUnsupported for a format that is not multiplied.
+  static Result<PackedWeights> create_quantised(Kind kind, BlockFormat format, int64_t num_groups,
+                                                int64_t n, int64_t k);
+
   // Packs one group. Any strides and alignment; may be called again with new values. Different groups may
   // be set by different threads at a time. A group never set is zero. Errors: kInvalidArgument for a group
   // out of range, another kind, shape or dtype.
   Status set_group(int64_t group, const ConstTensorView& w);
   Status set_group(int64_t group, const ConstTensorView& gate, const ConstTensorView& up);
+  // The same for weights made by create_quantised. Errors beside those above: another format; those of
+  // check_quantised(). A NaN scale makes its block NaN.
+  Status set_group(int64_t group, const ConstQuantisedView& w);
+  Status set_group(int64_t group, const ConstQuantisedView& gate, const ConstQuantisedView& up);
 
   // Gives every group a bias of zeros, which set_bias then sets; a second call changes nothing.
   // Errors: kInvalidArgument for weights never created; kOutOfMemory.
@@ -49,14 +63,16 @@ class PackedWeights {
   Status set_bias(int64_t group, const ConstTensorView& gate, const ConstTensorView& up);
 
   Kind kind() const { return kind_; }
-  DType dtype() const { return dtype_; }
+  DType dtype() const { return dtype_; }          // quantised: of the codes
+  BlockFormat format() const { return format_; }  // kUnset: not quantised
   int64_t num_groups() const { return num_groups_; }
   int64_t n() const { return n_; }
   int64_t k() const { return k_; }
   int64_t num_bytes() const { return data_.size_bytes() + bias_.size_bytes(); }
   bool has_bias() const { return has_bias_; }
 
-  // Layout, for kernels. A panel is 32 columns by all of k (padded to 32), contiguous; panels of a group
+  // Layout, for kernels. A panel is 32 columns by all of k (padded to 32), with their scales if there are any,
+  // contiguous; panels of a group
   // in order. gate_up: columns 0..15 of a panel are gate, 16..31 up, of the same 16 output columns.
   int64_t num_panels() const { return num_panels_; }
   int64_t padded_k() const { return padded_k_; }
@@ -71,10 +87,15 @@ class PackedWeights {
   }
 
  private:
+  PackedWeights(Kind kind, int64_t num_groups, int64_t n, int64_t k)
+      : kind_(kind), num_groups_(num_groups), n_(n), k_(k) {}
+  Status allocate(const gemm::PackedShape& shape);
+  std::byte* group_data(int64_t group);
   float* group_bias(int64_t group);
 
   Kind kind_ = Kind::kPlain;
   DType dtype_ = DType::kUnset;
+  BlockFormat format_ = BlockFormat::kUnset;
   int64_t num_groups_ = 0, n_ = 0, k_ = 0;
   int64_t num_panels_ = 0, padded_k_ = 0, panel_bytes_ = 0;
   bool has_bias_ = false;
@@ -99,7 +120,8 @@ struct RaggedRows {
 // out[row] = rows[row] . w[group]^T + bias for plain weights; activation(gate, up) for gate_up weights.
 //
 // bf16 rows: products by dot_order, bias and activation in fp32, one rounding to bf16. fp32 rows: everything
-// by the fp32 chain; bf16 weights are widened. Denormals: flushed in the products, kept in bias and activation.
+// by the fp32 chain; bf16 weights are widened. Quantised weights: per scale block of k a partial in that order
+// over the codes' exact values, then acc = fma(partial, scale, acc). Denormals: flushed in the products, kept in bias and activation.
 // Rows of `out` outside every group are not written.
 //
 // in   x     as above; K = w.k(); any row stride
@@ -123,7 +145,7 @@ struct GemmHeuristics {
   int64_t tile_bytes = 0;
   int64_t tasks_per_thread = 0;
   // A task of at most `few_rows` rows goes over each panel once: from `ahead_from_rows` rows on it
-  // prefetches `ahead_bytes` before its reads (below, the hardware alone keeps up). A task of more rows
+  // (quantised weights: always) prefetches `ahead_bytes` before its reads (below, the hardware alone keeps up). A task of more rows
   // prefetches the next panel while its rows go by.
   int64_t few_rows = 0;
   int64_t ahead_from_rows = 0;

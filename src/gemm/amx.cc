@@ -1,5 +1,5 @@
 // Level `amx`: TDPBF16PS in the order it computes natively, 32 rows by 32 columns in four accumulators;
-// all else is level avx512 (VDPBF16PS is slower than FMA where there is AMX).
+// all else, quantised weights too, is level avx512 (VDPBF16PS is slower than FMA where there is AMX).
 //
 // One TDPBF16PS is one block of 32 k of the order `amx`, and blocks are added in rising k, so the bits
 // are the instruction's own. Accumulators rest in the scratch between chunks of k: a round trip of

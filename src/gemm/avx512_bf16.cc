@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "argosy/bfloat16.h"
+#include "gemm/code_tables.h"
 #include "gemm/kernels.h"
 #include "gemm/packed_layout.h"
 #include "numeric/dot.h"
@@ -75,12 +76,15 @@ struct NativeOrder {
   }
 };
 
+#include "gemm/native_coded.inl"
+
 }  // namespace
 
 const KernelTable& avx512_bf16_kernels() {
   static const KernelTable table = [] {
     KernelTable with_pairs = avx512_kernels();
     with_pairs.bf16_vdpbf16 = dot_of<NativeOrder, 12>();
+    with_pairs.bf16_vdpbf16.run_scaled = native_scaled_dot;
     return with_pairs;
   }();
   return table;

@@ -125,6 +125,56 @@ ARGOSY_KERNEL_INLINE void dot_rows(const DotArgs& args, int64_t first) {
   }
 }
 
+#include "gemm/scaled_panel.inl"
+
+// The same with quantised weights: a partial per scale block, from the codes as bf16.
+template <typename Order, int kRows>
+ARGOSY_KERNEL_INLINE void scaled_rows(const DotArgs& args, const CodedPanel& panel, int64_t first) {
+  alignas(64) std::byte room[kDecodedBlockBytes];
+  alignas(64) float scales[kPanelColumns];
+  float acc[2][kRows][kTileColumns] = {};
+  const int64_t block_k = panel.layout.block_k;
+  for (int64_t begin = 0; begin < args.k; begin += block_k) {
+    const int64_t end = args.k - begin < block_k ? args.k : begin + block_k;
+    float partial[2][kRows][kTileColumns] = {};
+    for (int64_t k = begin; k < end; k += kBlockK) {
+      const std::byte* block = decoded_block(panel, k / kBlockK, room);
+      float x[kRows][kBlockK];
+      for (int r = 0; r < kRows; ++r) {
+        const std::byte* row = args.rows + (first + r) * args.row_stride_bytes;
+        widen_block(reinterpret_cast<const typename Order::X*>(row) + k, args.k - k, x[r]);
+      }
+      for (int half = 0; half < 2; ++half) {
+        Order::template block<kRows>(x, block + half * Order::kHalf, partial[half]);
+      }
+    }
+    load_scales(panel, begin / block_k, scales);
+    for (int half = 0; half < 2; ++half) {
+      for (int r = 0; r < kRows; ++r) {
+        for (int c = 0; c < kTileColumns; ++c) {
+          acc[half][r][c] =
+              std::fma(partial[half][r][c], scales[half * kTileColumns + c], acc[half][r][c]);
+        }
+      }
+    }
+  }
+  for (int half = 0; half < 2; ++half) {
+    for (int r = 0; r < kRows; ++r) {
+      float* to = args.scratch + (first + r) * kPanelColumns + half * kTileColumns;
+      for (int c = 0; c < kTileColumns; ++c) to[c] = acc[half][r][c] + 0.0f;
+    }
+  }
+}
+
+template <typename Order, int kRowTile>
+ARGOSY_KERNEL_TARGET void scaled_dot(const DotArgs& args, const CodedPanel& panel) {
+  int64_t row = 0;
+  for (; row + kRowTile <= args.num_rows; row += kRowTile) {
+    scaled_rows<Order, kRowTile>(args, panel, row);
+  }
+  for (; row < args.num_rows; ++row) scaled_rows<Order, 1>(args, panel, row);
+}
+
 template <typename Order, int kRowTile>
 ARGOSY_KERNEL_TARGET void dot(const DotArgs& args) {
   int64_t row = 0;
@@ -134,10 +184,13 @@ ARGOSY_KERNEL_TARGET void dot(const DotArgs& args) {
 
 // Row tiles (second argument): as many fp32 chains as hide the FMA latency and fit 16 vector registers of 8.
 constexpr int64_t kRowBlock = 32;
+template <typename Order, int kRowTile>
+constexpr Dot kBf16WeightsDot{
+    .run = dot<Order, kRowTile>, .row_block = kRowBlock, .run_scaled = scaled_dot<Order, kRowTile>};
 constexpr KernelTable kTable{
-    .bf16_amx = {dot<AmxOrder, 2>, kRowBlock},
-    .bf16_vdpbf16 = {dot<PairOrder<BFloat16, true>, 4>, kRowBlock},
-    .f32_bf16 = {dot<PairOrder<float, false>, 4>, kRowBlock},
+    .bf16_amx = kBf16WeightsDot<AmxOrder, 2>,
+    .bf16_vdpbf16 = kBf16WeightsDot<PairOrder<BFloat16, true>, 4>,
+    .f32_bf16 = kBf16WeightsDot<PairOrder<float, false>, 4>,
     .f32_f32 = {dot<F32Order, 4>, kRowBlock},
     .store_bf16 = stores_of<BFloat16>(),
     .store_f32 = stores_of<float>(),

@@ -141,9 +141,20 @@ Status check_weights(const GemmOptions& options, DType rows, const PackedWeights
   return {};
 }
 
-Dot dot_of(const KernelTable& table, DType rows, DType weights, DotOrder order) {
-  if (rows == DType::kF32) return weights == DType::kF32 ? table.f32_f32 : table.f32_bf16;
-  return order == DotOrder::kAmx ? table.bf16_amx : table.bf16_vdpbf16;
+Dot dot_of(const KernelTable& table, DType rows, const PackedWeights& w, DotOrder order) {
+  if (rows == DType::kF32) return w.dtype() == DType::kF32 ? table.f32_f32 : table.f32_bf16;
+  const Dot& dot = order == DotOrder::kAmx ? table.bf16_amx : table.bf16_vdpbf16;
+  const bool is_quantised = w.format() != BlockFormat::kUnset;
+  return is_quantised && dot.run_scaled == nullptr ? *dot.few : dot;
+}
+
+// Without a panel; layout.block_k 0 for weights that are not quantised.
+CodedPanel coded_of(Level level, const PackedWeights& w) {
+  CodedPanel coded;
+  coded.layout = coded_layout(w.format());
+  const Decoders& decoders = decoders_for(level);
+  coded.decode = coded.layout.is_e2m1 ? decoders.e2m1 : decoders.e4m3;
+  return coded;
 }
 
 StoreKernel store_of(const KernelTable& table, DType out, const PackedWeights& w,
@@ -160,17 +171,20 @@ struct Work {
   const PackedWeights* w = nullptr;
   TensorView out;
   Dot dot;
+  CodedPanel coded;
   StoreKernel store = nullptr;
   Activation activation;
   GemmHeuristics heuristics;
   std::byte* staging = nullptr;  // [workers][staging_bytes]
   int64_t staging_bytes = 0;     // what the largest tile takes
+  int64_t decoded_bytes = 0;     // of them, at the end: a panel of codes as bf16
 };
 
 // What a worker has for itself.
 struct Scratch {
-  float* products = nullptr;    // [kMaxRowBlock][32]
-  std::byte* staged = nullptr;  // [staging_bytes]
+  float* products = nullptr;  // [kMaxRowBlock][32]
+  std::byte* staged = nullptr;
+  std::byte* decoded = nullptr;  // [decoded_bytes]
 };
 
 // Bytes that a row takes when it is staged.
@@ -197,7 +211,9 @@ Prefetch prefetch_of(const Work& work, const Tile& tile, int64_t panel, int64_t 
   const int64_t lines = work.w->panel_bytes() / k_blocks / kLineBytes;
   const auto current = reinterpret_cast<uintptr_t>(work.w->panel(tile.group, panel));
   if (tile.rows.count <= work.heuristics.few_rows) {
-    if (tile.rows.count < work.heuristics.ahead_from_rows) return {};
+    // Decoding keeps the core from running far ahead: codes want the prefetches at any number of rows.
+    const bool is_coded = work.coded.layout.block_k > 0;
+    if (!is_coded && tile.rows.count < work.heuristics.ahead_from_rows) return {};
     return {current + static_cast<uintptr_t>(work.heuristics.ahead_bytes), lines};
   }
   if (panel + 1 == tile.panels.first + tile.panels.count) return {};
@@ -261,10 +277,25 @@ TileRows rows_of(const Work& work, const Tile& tile, std::byte* staged) {
   return rows;
 }
 
+// The panel's codes as bf16 in `room`, for all blocks of rows; not worth it for a single one.
+CodedPanel coded_panel_of(const Work& work, const TileRows& rows, const std::byte* panel,
+                          std::byte* room) {
+  CodedPanel coded = work.coded;
+  coded.panel = panel;
+  if (coded.layout.block_k == 0 || rows.num_blocks == 1) return coded;
+  for (int64_t block = 0; block < work.w->padded_k() / kBlockK; ++block) {
+    coded.decode(panel + codes_offset(coded.layout, block), room + block * kDecodedBlockBytes);
+  }
+  coded.decoded = room;
+  return coded;
+}
+
 // All rows of the tile by one panel: the products, to products[row of the tile][0..31].
 void multiply_panel(const Work& work, const Tile& tile, const TileRows& rows, int64_t panel,
-                    float* products) {
+                    std::byte* decoded, float* products) {
   const Output output = output_of(work, tile, panel);
+  const std::byte* weights = work.w->panel(tile.group, panel);
+  const CodedPanel coded = coded_panel_of(work, rows, weights, decoded);
   for (int64_t at = 0; at < rows.num_blocks; ++at) {
     const Part block = rows.block(at);
     const Prefetch prefetch = prefetch_of(work, tile, panel, rows.num_blocks, at);
@@ -274,16 +305,21 @@ void multiply_panel(const Work& work, const Tile& tile, const TileRows& rows, in
     for (int64_t r = block.first; !is_few && r < block.first + block.count; ++r) {
       __builtin_prefetch(output.first + r * output.row_stride_bytes, 1, 3);
     }
-    rows.dot->run({
+    const DotArgs args{
         .rows = rows.first + block.first * rows.row_bytes,
         .row_stride_bytes = rows.row_bytes,
         .num_rows = block.count,
         .k = work.w->k(),
-        .panel = work.w->panel(tile.group, panel),
+        .panel = weights,
         .scratch = products + block.first * kPanelColumns,
         .prefetch = prefetch.from,
         .prefetch_lines = prefetch.lines_per_block,
-    });
+    };
+    if (coded.layout.block_k == 0) {
+      rows.dot->run(args);
+    } else {
+      rows.dot->run_scaled(args, coded);
+    }
   }
 }
 
@@ -314,7 +350,8 @@ void run_tile(const Work& work, const Tile& tile, const Scratch& scratch) {
     {
       const platform::ScopedFloatEnv env(platform::Denormals::kFlush);
       for (int64_t i = 0; i < count; ++i) {
-        multiply_panel(work, tile, rows, first + i, scratch.products + i * panel_floats);
+        multiply_panel(work, tile, rows, first + i, scratch.decoded,
+                       scratch.products + i * panel_floats);
       }
     }
     const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
@@ -328,7 +365,8 @@ void run_tile(const Work& work, const Tile& tile, const Scratch& scratch) {
 void run_tasks(const Work& work, const Tiles& tiles, int64_t worker,
                std::atomic<int64_t>* next_task) {
   alignas(64) float products[kMaxRowBlock * kPanelColumns];
-  const Scratch scratch{products, work.staging + worker * work.staging_bytes};
+  std::byte* const staged = work.staging + worker * work.staging_bytes;
+  const Scratch scratch{products, staged, staged + work.staging_bytes - work.decoded_bytes};
   Tiles::Cursor cursor;
   // Relaxed: the counter only hands out numbers; parallel_for publishes the rest.
   for (int64_t task = next_task->fetch_add(1, std::memory_order_relaxed); task < tiles.num_tasks();
@@ -356,7 +394,8 @@ Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const Packe
   work.x = &x;
   work.w = &w;
   work.out = out;
-  work.dot = gemm::dot_of(*table, x.rows.dtype, w.dtype(), options.dot_order);
+  work.dot = gemm::dot_of(*table, x.rows.dtype, w, options.dot_order);
+  work.coded = gemm::coded_of(options.level, w);
   work.store = gemm::store_of(*table, out.dtype, w, options.activation.kind);
   work.activation = options.activation;
   work.heuristics = gemm::heuristics_for(options.level);
@@ -371,7 +410,10 @@ Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const Packe
                                     .tasks_per_thread = work.heuristics.tasks_per_thread});
   const int64_t workers = std::min(threads, tiles.num_tasks());
   thread_local AlignedBuffer staging;  // kept, so that a steady state does not allocate
-  work.staging_bytes = gemm::staging_bytes_for(work.dot, w.padded_k(), tile_rows);
+  const bool is_quantised = w.format() != BlockFormat::kUnset;
+  work.decoded_bytes = is_quantised ? w.padded_k() / gemm::kBlockK * gemm::kDecodedBlockBytes : 0;
+  work.staging_bytes =
+      gemm::staging_bytes_for(work.dot, w.padded_k(), tile_rows) + work.decoded_bytes;
   ARGOSY_RETURN_IF_ERROR(staging.reserve(workers * work.staging_bytes));
   work.staging = staging.data();
   std::atomic<int64_t> next_task{0};

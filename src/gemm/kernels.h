@@ -12,6 +12,7 @@
 #include "argosy/activation.h"
 #include "argosy/cpu.h"
 #include "argosy/tensor.h"
+#include "gemm/packed_layout.h"
 
 namespace argosy::gemm {
 
@@ -45,6 +46,28 @@ struct DotArgs {
 };
 using DotKernel = void (*)(const DotArgs& args);
 
+// 32 k by 32 columns of codes to a block of a bf16 panel, exactly. `block` is 64-byte aligned.
+using DecodeKernel = void (*)(const std::byte* codes, std::byte* block);
+struct Decoders {
+  DecodeKernel e4m3 = nullptr;
+  DecodeKernel e2m1 = nullptr;
+};
+const Decoders& base_decoders();
+const Decoders& avx2_decoders();
+const Decoders& vbmi_decoders();  // needs Level::kAvx512 and AVX512_VBMI
+// The best that this CPU has and `level` may use.
+const Decoders& decoders_for(Level level);
+
+// A panel of quantised weights, in place of DotArgs::panel. `decoded`, when not null, holds its codes as a bf16
+// panel; else a kernel decodes block by block.
+struct CodedPanel {
+  CodedLayout layout;
+  const std::byte* panel = nullptr;
+  DecodeKernel decode = nullptr;
+  const std::byte* decoded = nullptr;
+};
+using ScaledKernel = void (*)(const DotArgs& args, const CodedPanel& panel);
+
 struct Dot {
   DotKernel run = nullptr;
   int64_t row_block = 0;        // rows a call takes at most
@@ -53,6 +76,7 @@ struct Dot {
   // Tiles of at most so many rows are for `few`.
   int64_t few_rows = 0;
   const Dot* few = nullptr;
+  ScaledKernel run_scaled = nullptr;  // null: `few` has one, for any number of rows
 
   const Dot& for_rows(int64_t num_rows) const { return num_rows <= few_rows ? *few : *this; }
 };

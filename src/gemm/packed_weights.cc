@@ -5,6 +5,7 @@
 
 #include "argosy/gemm.h"
 #include "base/error.h"
+#include "gemm/pack_quantised.h"
 #include "gemm/packed_layout.h"
 #include "platform/memory.h"
 
@@ -20,13 +21,9 @@ int64_t padded(int64_t value, int64_t multiple) {
   return value / multiple * multiple + (value % multiple == 0 ? 0 : multiple);
 }
 
-}  // namespace
-
-Result<PackedShape> packed_shape(PackedWeights::Kind kind, DType dtype, int64_t num_groups,
-                                 int64_t n, int64_t k) {
-  if (dtype != DType::kBF16 && dtype != DType::kF32) {
-    return base::invalid("packed weights are BF16 or F32, not {}", name_of(dtype));
-  }
+// Panels and bytes. layout.block_k 0: no scales.
+Result<PackedShape> shape_of(PackedWeights::Kind kind, int64_t num_groups, int64_t n, int64_t k,
+                             const CodedLayout& layout) {
   if (num_groups < 0 || n < 1 || k < 1) {
     return base::invalid("packed weights need num_groups >= 0, n >= 1, k >= 1; got {}, {}, {}",
                          num_groups, n, k);
@@ -40,7 +37,10 @@ Result<PackedShape> packed_shape(PackedWeights::Kind kind, DType dtype, int64_t 
   PackedShape shape;
   shape.num_panels = padded(n, columns) / columns;
   shape.padded_k = padded(k, kBlockK);
-  shape.panel_bytes = shape.padded_k * kPanelColumns * size_of(dtype);
+  shape.panel_bytes = shape.padded_k / kBlockK * layout.code_bytes;
+  if (layout.block_k > 0) {
+    shape.panel_bytes += padded(k, layout.block_k) / layout.block_k * layout.scale_bytes;
+  }
   if (__builtin_mul_overflow(shape.panel_bytes, shape.num_panels, &shape.total_bytes) ||
       __builtin_mul_overflow(shape.total_bytes, num_groups, &shape.total_bytes)) {
     return base::invalid("packed weights of {} groups [{}, {}] need more than 2^63 bytes",
@@ -52,6 +52,27 @@ Result<PackedShape> packed_shape(PackedWeights::Kind kind, DType dtype, int64_t 
                        shape.total_bytes);
   }
   return shape;
+}
+
+}  // namespace
+
+Result<PackedShape> packed_shape(PackedWeights::Kind kind, DType dtype, int64_t num_groups,
+                                 int64_t n, int64_t k) {
+  if (dtype != DType::kBF16 && dtype != DType::kF32) {
+    return base::invalid("packed weights are BF16 or F32, not {}", name_of(dtype));
+  }
+  return shape_of(kind, num_groups, n, k, {0, 0, kBlockK * kPanelColumns * size_of(dtype), false});
+}
+
+Result<PackedShape> packed_shape(PackedWeights::Kind kind, BlockFormat format, int64_t num_groups,
+                                 int64_t n, int64_t k) {
+  if (info_of(format).block_cols == 0) return base::invalid("quantised weights need a format");
+  const CodedLayout layout = coded_layout(format);
+  if (layout.block_k == 0) {
+    return base::error(StatusCode::kUnsupported, "weights in {} cannot be multiplied",
+                       name_of(format));
+  }
+  return shape_of(kind, num_groups, n, k, layout);
 }
 
 namespace {
@@ -67,8 +88,6 @@ void pack_column(const ConstTensorView& w, int64_t n, std::byte* panel, int64_t 
   }
 }
 
-using ColumnOf = PanelColumn (*)(int64_t n);
-
 void pack_matrix(const ConstTensorView& w, std::byte* group_data, int64_t panel_bytes,
                  ColumnOf column_of) {
   for (int64_t n = 0; n < w.dim(0); ++n) {
@@ -83,6 +102,10 @@ void pack_matrix(const ConstTensorView& w, std::byte* group_data, int64_t panel_
 }
 
 Status check_matrix(const PackedWeights& packed, const char* name, const ConstTensorView& w) {
+  if (packed.format() != BlockFormat::kUnset) {
+    return base::invalid("{} is {}, the packed weights hold {} [{}, {}] with scales", name,
+                         describe(w), argosy::name_of(packed.format()), packed.n(), packed.k());
+  }
   if (w.dtype != packed.dtype() || w.num_dims != 2 || w.dim(0) != packed.n() ||
       w.dim(1) != packed.k()) {
     return base::invalid("{} is {}, the packed weights hold {} [{}, {}]", name, describe(w),
@@ -139,28 +162,39 @@ Result<PackedWeights> PackedWeights::create(Kind kind, DType dtype, int64_t num_
                                             int64_t k) {
   ARGOSY_ASSIGN_OR_RETURN(const gemm::PackedShape shape,
                           gemm::packed_shape(kind, dtype, num_groups, n, k));
-  PackedWeights weights;
-  ARGOSY_ASSIGN_OR_RETURN(weights.data_, AlignedBuffer::allocate(shape.total_bytes));
-  if (shape.total_bytes > 0) {
-    platform::prefer_huge_pages(weights.data_.data(), shape.total_bytes);
-    std::memset(weights.data_.data(), 0, static_cast<size_t>(shape.total_bytes));
-  }
-  weights.kind_ = kind;
+  PackedWeights weights(kind, num_groups, n, k);
   weights.dtype_ = dtype;
-  weights.num_groups_ = num_groups;
-  weights.n_ = n;
-  weights.k_ = k;
-  weights.num_panels_ = shape.num_panels;
-  weights.padded_k_ = shape.padded_k;
-  weights.panel_bytes_ = shape.panel_bytes;
+  ARGOSY_RETURN_IF_ERROR(weights.allocate(shape));
   return weights;
+}
+
+Result<PackedWeights> PackedWeights::create_quantised(Kind kind, BlockFormat format,
+                                                      int64_t num_groups, int64_t n, int64_t k) {
+  ARGOSY_ASSIGN_OR_RETURN(const gemm::PackedShape shape,
+                          gemm::packed_shape(kind, format, num_groups, n, k));
+  PackedWeights weights(kind, num_groups, n, k);
+  weights.dtype_ = info_of(format).code_dtype;
+  weights.format_ = format;
+  ARGOSY_RETURN_IF_ERROR(weights.allocate(shape));
+  return weights;
+}
+
+Status PackedWeights::allocate(const gemm::PackedShape& shape) {
+  ARGOSY_ASSIGN_OR_RETURN(data_, AlignedBuffer::allocate(shape.total_bytes));
+  if (shape.total_bytes > 0) {
+    platform::prefer_huge_pages(data_.data(), shape.total_bytes);
+    std::memset(data_.data(), 0, static_cast<size_t>(shape.total_bytes));
+  }
+  num_panels_ = shape.num_panels;
+  padded_k_ = shape.padded_k;
+  panel_bytes_ = shape.panel_bytes;
+  return {};
 }
 
 Status PackedWeights::set_group(int64_t group, const ConstTensorView& w) {
   ARGOSY_RETURN_IF_ERROR(gemm::check_group(*this, group, Kind::kPlain));
   ARGOSY_RETURN_IF_ERROR(gemm::check_matrix(*this, "w", w));
-  std::byte* base = data_.data() + gemm::panel_offset(group, 0, num_panels_, panel_bytes_);
-  gemm::pack_matrix(w, base, panel_bytes_, gemm::plain_column);
+  gemm::pack_matrix(w, group_data(group), panel_bytes_, gemm::plain_column);
   return {};
 }
 
@@ -169,9 +203,25 @@ Status PackedWeights::set_group(int64_t group, const ConstTensorView& gate,
   ARGOSY_RETURN_IF_ERROR(gemm::check_group(*this, group, Kind::kGateUp));
   ARGOSY_RETURN_IF_ERROR(gemm::check_matrix(*this, "gate", gate));
   ARGOSY_RETURN_IF_ERROR(gemm::check_matrix(*this, "up", up));
-  std::byte* base = data_.data() + gemm::panel_offset(group, 0, num_panels_, panel_bytes_);
-  gemm::pack_matrix(gate, base, panel_bytes_, gemm::gate_column);
-  gemm::pack_matrix(up, base, panel_bytes_, gemm::up_column);
+  gemm::pack_matrix(gate, group_data(group), panel_bytes_, gemm::gate_column);
+  gemm::pack_matrix(up, group_data(group), panel_bytes_, gemm::up_column);
+  return {};
+}
+
+Status PackedWeights::set_group(int64_t group, const ConstQuantisedView& w) {
+  ARGOSY_RETURN_IF_ERROR(gemm::check_group(*this, group, Kind::kPlain));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_quantised_matrix(*this, "w", w));
+  gemm::pack_quantised(w, group_data(group), panel_bytes_, gemm::plain_column);
+  return {};
+}
+
+Status PackedWeights::set_group(int64_t group, const ConstQuantisedView& gate,
+                                const ConstQuantisedView& up) {
+  ARGOSY_RETURN_IF_ERROR(gemm::check_group(*this, group, Kind::kGateUp));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_quantised_matrix(*this, "gate", gate));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_quantised_matrix(*this, "up", up));
+  gemm::pack_quantised(gate, group_data(group), panel_bytes_, gemm::gate_column);
+  gemm::pack_quantised(up, group_data(group), panel_bytes_, gemm::up_column);
   return {};
 }
 
@@ -202,6 +252,10 @@ Status PackedWeights::set_bias(int64_t group, const ConstTensorView& gate,
   gemm::pack_bias(gate, group_bias(group), gemm::gate_column);
   gemm::pack_bias(up, group_bias(group), gemm::up_column);
   return {};
+}
+
+std::byte* PackedWeights::group_data(int64_t group) {
+  return data_.data() + gemm::panel_offset(group, 0, num_panels_, panel_bytes_);
 }
 
 float* PackedWeights::group_bias(int64_t group) {

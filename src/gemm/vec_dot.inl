@@ -374,10 +374,17 @@ void dot(const DotArgs& args) {
   }
 }
 
+#include "gemm/scaled_panel.inl"
+#include "gemm/vec_scaled.inl"
+
 template <typename Order, int kMaxRows>
 constexpr Dot dot_of() {
-  return {.run = dot<Order, kMaxRows>,
-          .row_block = kMaxRows,
-          .stage = stage_rows<typename Order::Rows>,
-          .staged_bytes = Order::Rows::kStaged * int64_t{sizeof(float)}};
+  Dot dot_kernel{.run = dot<Order, kMaxRows>,
+                 .row_block = kMaxRows,
+                 .stage = stage_rows<typename Order::Rows>,
+                 .staged_bytes = Order::Rows::kStaged * int64_t{sizeof(float)}};
+  // Codes become bf16.
+  constexpr bool kTakesBf16 = Order::kWeightBlockBytes == kDecodedBlockBytes;
+  if constexpr (kTakesBf16) dot_kernel.run_scaled = scaled_dot<Order, kMaxRows>;
+  return dot_kernel;
 }

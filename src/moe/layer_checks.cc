@@ -22,10 +22,12 @@ Status check_packed(const char* name, const PackedWeights& packed, PackedWeights
                  packed.kind() == kind ? "" : " and the other kind of packing");
 }
 
-Status check_dtype(const char* name, DType weights, DType hidden) {
+Status check_dtype(const char* name, const PackedWeights& packed, DType hidden) {
+  if (packed.format() != BlockFormat::kUnset) return {};
+  const DType weights = packed.dtype();
   if (weights == DType::kBF16 || (weights == DType::kF32 && hidden == DType::kF32)) return {};
-  return invalid("{} is {}; {} hidden states need {} weights", name, name_of(weights),
-                 name_of(hidden), hidden == DType::kF32 ? "BF16 or F32" : "BF16");
+  return invalid("{} is {}; {} hidden states need {} or quantised weights", name, name_of(weights),
+                 name_of(hidden), hidden == DType::kF32 ? "BF16, F32" : "BF16");
 }
 
 Status check_vector(const char* name, const Tensor& tensor, bool only_f32, int64_t want) {
@@ -92,8 +94,8 @@ Result<LayerShape> check_weights(const RouterSpec& router, const MoeWeights& wei
   ARGOSY_RETURN_IF_ERROR(check_packed("down", weights.down, PackedWeights::Kind::kPlain,
                                       num_local_experts, shape.hidden, shape.intermediate));
   if (num_local_experts > 0) {
-    ARGOSY_RETURN_IF_ERROR(check_dtype("gate_up", weights.gate_up.dtype(), hidden_dtype));
-    ARGOSY_RETURN_IF_ERROR(check_dtype("down", weights.down.dtype(), hidden_dtype));
+    ARGOSY_RETURN_IF_ERROR(check_dtype("gate_up", weights.gate_up, hidden_dtype));
+    ARGOSY_RETURN_IF_ERROR(check_dtype("down", weights.down, hidden_dtype));
   }
   if (weights.shared_gate_up.num_groups() > 0 || weights.shared_down.num_groups() > 0) {
     shape.shared_intermediate = weights.shared_gate_up.n();
@@ -103,9 +105,8 @@ Result<LayerShape> check_weights(const RouterSpec& router, const MoeWeights& wei
     ARGOSY_RETURN_IF_ERROR(check_packed("shared_down", weights.shared_down,
                                         PackedWeights::Kind::kPlain, 1, shape.hidden,
                                         shape.shared_intermediate));
-    ARGOSY_RETURN_IF_ERROR(
-        check_dtype("shared_gate_up", weights.shared_gate_up.dtype(), hidden_dtype));
-    ARGOSY_RETURN_IF_ERROR(check_dtype("shared_down", weights.shared_down.dtype(), hidden_dtype));
+    ARGOSY_RETURN_IF_ERROR(check_dtype("shared_gate_up", weights.shared_gate_up, hidden_dtype));
+    ARGOSY_RETURN_IF_ERROR(check_dtype("shared_down", weights.shared_down, hidden_dtype));
   }
   shape.shared_gate = !weights.shared_gate.empty();
   if (shape.shared_gate) {

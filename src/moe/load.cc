@@ -9,22 +9,57 @@ namespace {
 // Packs the gate, up and down of one MLP, and its biases if any, as group `group`.
 Status pack(const ExpertTensors& expert, int64_t group, PackedWeights* gate_up,
             PackedWeights* down) {
-  ARGOSY_RETURN_IF_ERROR(gate_up->set_group(group, expert.gate.view(), expert.up.view()));
-  ARGOSY_RETURN_IF_ERROR(down->set_group(group, expert.down.view()));
+  if (expert.quantised.has_value()) {
+    const ExpertTensors::Quantised& codes = *expert.quantised;
+    ARGOSY_RETURN_IF_ERROR(gate_up->set_group(group, codes.gate.view(), codes.up.view()));
+    ARGOSY_RETURN_IF_ERROR(down->set_group(group, codes.down.view()));
+  } else {
+    ARGOSY_RETURN_IF_ERROR(gate_up->set_group(group, expert.gate.view(), expert.up.view()));
+    ARGOSY_RETURN_IF_ERROR(down->set_group(group, expert.down.view()));
+  }
   if (!gate_up->has_bias()) return {};
   ARGOSY_RETURN_IF_ERROR(gate_up->set_bias(group, expert.gate_bias.view(), expert.up_bias.view()));
   return down->set_bias(group, expert.down_bias.view());
 }
 
-// Room for the routed experts of a rank, none set.
-Status create_experts(const ModelConfig& config, DType dtype, int64_t num_local,
-                      MoeWeights* weights) {
+// Room for matrices like `first`: dense, or codes and scales of its format.
+Result<PackedWeights> create_like(const Tensor& first, const ConstQuantisedView& first_codes,
+                                  PackedWeights::Kind kind, int64_t num_groups, int64_t n,
+                                  int64_t k) {
+  if (first_codes.format == BlockFormat::kUnset) {
+    return PackedWeights::create(kind, first.view().dtype, num_groups, n, k);
+  }
+  return PackedWeights::create_quantised(kind, first_codes.format, num_groups, n, k);
+}
+
+// Room for MLPs like `first`, of `width`; none set.
+Status create_experts(const ExpertTensors& first, int64_t num_groups, int64_t hidden, int64_t width,
+                      PackedWeights* gate_up, PackedWeights* down) {
+  ConstQuantisedView gate_codes, down_codes;
+  if (first.quantised.has_value()) {
+    gate_codes = first.quantised->gate.view();
+    down_codes = first.quantised->down.view();
+  }
+  ARGOSY_ASSIGN_OR_RETURN(
+      *gate_up,
+      create_like(first.gate, gate_codes, PackedWeights::Kind::kGateUp, num_groups, width, hidden));
+  ARGOSY_ASSIGN_OR_RETURN(*down, create_like(first.down, down_codes, PackedWeights::Kind::kPlain,
+                                             num_groups, hidden, width));
+  return {};
+}
+
+// A rank without experts still takes part; its empty weights carry the sizes.
+Status create_none(const ModelConfig& config, DType dtype, MoeWeights* weights) {
   ARGOSY_ASSIGN_OR_RETURN(weights->gate_up,
-                          PackedWeights::create(PackedWeights::Kind::kGateUp, dtype, num_local,
+                          PackedWeights::create(PackedWeights::Kind::kGateUp, dtype, 0,
                                                 config.intermediate, config.hidden));
-  ARGOSY_ASSIGN_OR_RETURN(weights->down,
-                          PackedWeights::create(PackedWeights::Kind::kPlain, dtype, num_local,
-                                                config.hidden, config.intermediate));
+  ARGOSY_ASSIGN_OR_RETURN(
+      weights->down, PackedWeights::create(PackedWeights::Kind::kPlain, dtype, 0, config.hidden,
+                                           config.intermediate));
+  return {};
+}
+
+Status add_biases(const ModelConfig& config, MoeWeights* weights) {
   if (!config.expert_bias) return {};
   ARGOSY_RETURN_IF_ERROR(weights->gate_up.add_bias());
   return weights->down.add_bias();
@@ -46,14 +81,9 @@ Result<MoeWeights> load_moe_weights(const Checkpoint& checkpoint, int64_t layer,
   weights.shared_gate = std::move(shared.shared_gate);
   weights.activation = config.activation;
   if (shared.shared.has_value()) {
-    const DType dtype = shared.shared->gate.view().dtype;
-    const int64_t width = config.shared_intermediate;
-    ARGOSY_ASSIGN_OR_RETURN(
-        weights.shared_gate_up,
-        PackedWeights::create(PackedWeights::Kind::kGateUp, dtype, 1, width, config.hidden));
-    ARGOSY_ASSIGN_OR_RETURN(
-        weights.shared_down,
-        PackedWeights::create(PackedWeights::Kind::kPlain, dtype, 1, config.hidden, width));
+    ARGOSY_RETURN_IF_ERROR(create_experts(*shared.shared, 1, config.hidden,
+                                          config.shared_intermediate, &weights.shared_gate_up,
+                                          &weights.shared_down));
     ARGOSY_RETURN_IF_ERROR(pack(*shared.shared, 0, &weights.shared_gate_up, &weights.shared_down));
   }
   const Placement placement{config.router.num_experts, num_ranks, 0};
@@ -63,15 +93,15 @@ Result<MoeWeights> load_moe_weights(const Checkpoint& checkpoint, int64_t layer,
     ARGOSY_ASSIGN_OR_RETURN(const ExpertTensors expert,
                             checkpoint.read_expert(layer, placement.begin(rank) + local));
     if (local == 0) {
-      const DType dtype = expert.gate.view().dtype;
-      ARGOSY_RETURN_IF_ERROR(create_experts(config, dtype, num_local, &weights));
+      ARGOSY_RETURN_IF_ERROR(create_experts(expert, num_local, config.hidden, config.intermediate,
+                                            &weights.gate_up, &weights.down));
+      ARGOSY_RETURN_IF_ERROR(add_biases(config, &weights));
     }
     ARGOSY_RETURN_IF_ERROR(pack(expert, local, &weights.gate_up, &weights.down));
   }
   if (num_local == 0) {
-    // A rank without experts still takes part; its empty weights carry the sizes.
-    const DType dtype = weights.gate.view().dtype;
-    ARGOSY_RETURN_IF_ERROR(create_experts(config, dtype, 0, &weights));
+    ARGOSY_RETURN_IF_ERROR(create_none(config, weights.gate.view().dtype, &weights));
+    ARGOSY_RETURN_IF_ERROR(add_biases(config, &weights));
   }
   return weights;
 }

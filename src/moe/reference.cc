@@ -163,9 +163,29 @@ double element_of(const Tensor& tensor, int64_t index) {
   return static_cast<double>(view.as<float>()[index]);
 }
 
+// A code times its scale, exact in fp64. Row-major index.
+double element_of(const QuantisedTensor& tensor, int64_t index) {
+  const ConstQuantisedView view = tensor.view();
+  const BlockFormatInfo info = info_of(view.format);
+  const int64_t row = index / view.cols, column = index % view.cols;
+  const bool is_packed = info.element == ElementFormat::kE2M1;
+  const auto byte = static_cast<uint8_t>(view.codes.row(row)[is_packed ? column / 2 : column]);
+  const auto code = static_cast<uint8_t>(is_packed && column % 2 == 1 ? byte >> 4 : byte);
+  const std::byte* scales = view.scales.row(row / info.block_rows);
+  const int64_t block = column / info.block_cols;
+  const double scale = info.scale_dtype == DType::kF32
+                           ? static_cast<double>(reinterpret_cast<const float*>(scales)[block])
+                           : static_cast<double>(decode_e8m0(static_cast<uint8_t>(scales[block])));
+  return static_cast<double>(decode_element(info.element, code)) * scale;
+}
+
+int64_t num_rows_of(const Tensor& matrix) { return matrix.view().dim(0); }
+int64_t num_rows_of(const QuantisedTensor& matrix) { return matrix.view().rows; }
+
 // matrix [N, K] . x [K].
-std::vector<double> multiply(const Tensor& matrix, std::span<const double> x) {
-  const int64_t rows = matrix.view().dim(0);
+template <typename Matrix>
+std::vector<double> multiply(const Matrix& matrix, std::span<const double> x) {
+  const int64_t rows = num_rows_of(matrix);
   const auto columns = static_cast<int64_t>(x.size());
   std::vector<double> result(static_cast<size_t>(rows));
   for (int64_t row = 0; row < rows; ++row) {
@@ -179,7 +199,8 @@ std::vector<double> multiply(const Tensor& matrix, std::span<const double> x) {
 }
 
 // matrix [N, K] . x [K] + bias [N], where there is one.
-std::vector<double> multiply_add(const Tensor& matrix, const Tensor& bias,
+template <typename Matrix>
+std::vector<double> multiply_add(const Matrix& matrix, const Tensor& bias,
                                  std::span<const double> x) {
   std::vector<double> result = multiply(matrix, x);
   for (size_t i = 0; i < result.size() && !bias.empty(); ++i) {
@@ -201,12 +222,22 @@ double activate(const Activation& activation, double gate, double up) {
   return std::numeric_limits<double>::quiet_NaN();
 }
 
+// `matrices` has gate, up and down: the expert itself, or its quantised ones.
+template <typename Matrices>
+std::vector<double> run_expert(const Matrices& matrices, const ExpertTensors& expert,
+                               const Activation& activation, std::span<const double> hidden) {
+  std::vector<double> inner = multiply_add(matrices.gate, expert.gate_bias, hidden);
+  const std::vector<double> up = multiply_add(matrices.up, expert.up_bias, hidden);
+  for (size_t i = 0; i < inner.size(); ++i) inner[i] = activate(activation, inner[i], up[i]);
+  return multiply_add(matrices.down, expert.down_bias, inner);
+}
+
 std::vector<double> run_expert(const ExpertTensors& expert, const Activation& activation,
                                std::span<const double> hidden) {
-  std::vector<double> inner = multiply_add(expert.gate, expert.gate_bias, hidden);
-  const std::vector<double> up = multiply_add(expert.up, expert.up_bias, hidden);
-  for (size_t i = 0; i < inner.size(); ++i) inner[i] = activate(activation, inner[i], up[i]);
-  return multiply_add(expert.down, expert.down_bias, inner);
+  if (expert.quantised.has_value()) {
+    return run_expert(*expert.quantised, expert, activation, hidden);
+  }
+  return run_expert(expert, expert, activation, hidden);
 }
 
 }  // namespace

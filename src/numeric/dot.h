@@ -72,4 +72,17 @@ float dot_f32_of(int64_t k, X x, W w) {
   return finish_dot(acc);
 }
 
+// Block-scaled weights (contract 4.3): acc = fma(partial, scale, acc) per block of `block_k` elements, the
+// last one maybe shorter. partial(first, count) is one of the dot products above over those elements: that
+// it has + 0 changes nothing, for acc is finished too.
+template <typename Partial, typename Scale>
+float dot_scaled_of(int64_t k, int64_t block_k, Partial partial, Scale scale) {
+  float acc = 0.0f;
+  for (int64_t first = 0; first < k; first += block_k) {
+    const int64_t count = k - first < block_k ? k - first : block_k;
+    acc = std::fma(partial(first, count), scale(first / block_k), acc);
+  }
+  return finish_dot(acc);
+}
+
 }  // namespace argosy::numeric

@@ -59,7 +59,8 @@ TEST(Bench, JsonHasTheKeysAndReachedIsTheRatio) {
 TEST(Bench, AreasHaveTheNamedCases) {
   const std::vector<std::set<std::string>> names = {
       {"gemm_hot", "gemm_cold", "gemm_skew"},
-      {"layer_prefill", "layer_decode", "layer_ranks"},
+      {"layer_prefill", "layer_decode", "layer_ranks", "layer_decode_fp8", "layer_decode_mxfp4",
+       "layer_prefill_fp8", "layer_prefill_mxfp4"},
       {"exchange_throughput"},
       {"router_deepseek_v3", "router_softmax"},
       {"quantise_e4m3_1x128", "quantise_mxfp8", "dequantise_e4m3_1x128", "dequantise_mxfp8"}};
@@ -104,6 +105,12 @@ TEST(Bench, FullSizesAndGoals) {
   EXPECT_EQ(layer_of("layer_decode", 1)["amx"], 0.95);
   EXPECT_EQ(layer_of("layer_decode", 8)["fma"], 0.95);
   EXPECT_EQ(layer_of("layer_decode", 64)["avx512_bf16"], 0.80);
+  for (const int tokens : {1, 8}) {
+    EXPECT_EQ(layer_of("layer_decode_fp8", tokens)["avx512_bf16"], 1.0);
+    EXPECT_EQ(layer_of("layer_decode_mxfp4", tokens)["avx512_bf16"], 1.0);
+  }
+  EXPECT_EQ(layer_of("layer_prefill_fp8", 2048)["fma"], 1.0);
+  EXPECT_EQ(layer_of("layer_prefill_mxfp4", 2048)["amx"], 1.0);
   EXPECT_DOUBLE_EQ(layer_of("layer_ranks", 2048)["amx"].get<double>(), 1 / 1.15);
   const json exchange = list_of("exchange");
   EXPECT_DOUBLE_EQ(find(exchange, "exchange_throughput",
@@ -128,7 +135,7 @@ TEST(Bench, FilterPicksByNameAndParameter) {
   ASSERT_EQ(rows.exit_code, 0) << rows.err;
   ASSERT_EQ(rows.json().size(), 1u);
   EXPECT_EQ(rows.json()[0]["params"]["rows"], 3);
-  const CliResult name = quick("layer", {"--filter", "decode", "--json", "-"});
+  const CliResult name = quick("layer", {"--filter", "decode T", "--json", "-"});
   ASSERT_EQ(name.exit_code, 0) << name.err;
   EXPECT_EQ(names_in(name.json()), std::set<std::string>{"layer_decode"});
 }

@@ -64,6 +64,50 @@ class RanksBench : public Bench {
   std::unique_ptr<LayerWork> one_, two_;
 };
 
+// The layer on quantised weights against the same layer on bf16 ones, in turn.
+class FormatBench : public Bench {
+ public:
+  static Result<std::unique_ptr<Bench>> make(const BenchContext& context, const LayerShape& shape,
+                                             double times) {
+    const int64_t num_routings = shape.num_tokens <= 64 ? 8 : 1;
+    LayerShape wide = shape;
+    wide.format = BlockFormat::kUnset;
+    auto bench = std::make_unique<FormatBench>();
+    bench->times_ = times;
+    ARGOSY_ASSIGN_OR_RETURN(bench->bf16_,
+                            LayerWork::create(context, wide, 1, context.num_threads, num_routings));
+    ARGOSY_ASSIGN_OR_RETURN(
+        bench->work_, LayerWork::create(context, shape, 1, context.num_threads, num_routings));
+    return std::unique_ptr<Bench>(std::move(bench));
+  }
+
+  Result<Sample> sample() override {
+    ARGOSY_ASSIGN_OR_RETURN(const LayerWork::Call bf16, bf16_->run());
+    ARGOSY_ASSIGN_OR_RETURN(const LayerWork::Call call, work_->run());
+    return Sample{call.seconds, bf16.seconds / times_};
+  }
+
+ private:
+  double times_ = 1;
+  std::unique_ptr<LayerWork> bf16_, work_;
+};
+
+// `times` as fast as bf16 weights is the limit.
+BenchCase format_case(const char* name, LayerShape shape, BlockFormat format, double times,
+                      int num_threads) {
+  shape.format = format;
+  return {name,
+          {{"T", shape.num_tokens},
+           {"E", shape.num_experts},
+           {"K", shape.top_k},
+           {"H", shape.hidden},
+           {"F", shape.intermediate},
+           {"threads", num_threads}},
+          "time on bf16 weights, over 1.6 (decode, fp8), 2.5 (decode, mxfp4) or 0.8 (prefill)",
+          Goals::same(1.0),
+          [=](const BenchContext& context) { return FormatBench::make(context, shape, times); }};
+}
+
 BenchCase floor_case(const char* name, const LayerShape& shape, const Goals& goals,
                      int num_threads) {
   return {name,
@@ -95,6 +139,15 @@ std::vector<BenchCase> layer_cases(const BenchSizes& sizes) {
       floor_case("layer_decode", with_tokens(8), Goals::same(0.95), sizes.num_threads),
       floor_case("layer_decode", with_tokens(64), Goals::same(0.80), sizes.num_threads),
   };
+  const auto add = [&](const char* name, int64_t num_tokens, BlockFormat format, double times) {
+    cases.push_back(format_case(name, with_tokens(num_tokens), format, times, sizes.num_threads));
+  };
+  for (const int64_t num_tokens : {1, 8}) {
+    add("layer_decode_fp8", num_tokens, BlockFormat::kE4M3_128x128, 1.6);
+    add("layer_decode_mxfp4", num_tokens, BlockFormat::kMxfp4, 2.5);
+  }
+  add("layer_prefill_fp8", 2048, BlockFormat::kE4M3_128x128, 0.8);
+  add("layer_prefill_mxfp4", 2048, BlockFormat::kMxfp4, 0.8);
   const LayerShape shared = with_tokens(2048);
   cases.push_back({"layer_ranks",
                    {{"T", shared.num_tokens},

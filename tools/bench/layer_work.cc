@@ -12,21 +12,54 @@ namespace {
 
 double inverse_root(int64_t size) { return 1.0 / std::sqrt(static_cast<double>(size)); }
 
+Result<QuantisedTensor> quantised(const Tensor& values, BlockFormat format) {
+  const ConstTensorView view = values.view();
+  ARGOSY_ASSIGN_OR_RETURN(const QuantisedLayout layout,
+                          quantised_layout(format, view.dim(0), view.dim(1)));
+  ARGOSY_ASSIGN_OR_RETURN(QuantisedTensor tensor, QuantisedTensor::create(layout));
+  ARGOSY_RETURN_IF_ERROR(quantise({}, view, tensor.view()));
+  return tensor;
+}
+
+// There and back, rounded to bf16.
+Status requantise(BlockFormat format, Tensor* values) {
+  ARGOSY_ASSIGN_OR_RETURN(const QuantisedTensor codes, quantised(*values, format));
+  return dequantise({}, codes.view(), values->view());
+}
+
+Result<PackedWeights> create_packed(const LayerShape& shape, PackedWeights::Kind kind,
+                                    int64_t count, int64_t n, int64_t k) {
+  if (shape.format == BlockFormat::kUnset) {
+    return PackedWeights::create(kind, DType::kBF16, count, n, k);
+  }
+  return PackedWeights::create_quantised(kind, shape.format, count, n, k);
+}
+
+Status set_expert(const LayerShape& shape, const ExpertValues& values, int64_t local,
+                  MoeWeights* weights) {
+  if (shape.format == BlockFormat::kUnset) {
+    ARGOSY_RETURN_IF_ERROR(weights->gate_up.set_group(local, values.gate.view(), values.up.view()));
+    return weights->down.set_group(local, values.down.view());
+  }
+  ARGOSY_ASSIGN_OR_RETURN(const QuantisedTensor gate, quantised(values.gate, shape.format));
+  ARGOSY_ASSIGN_OR_RETURN(const QuantisedTensor up, quantised(values.up, shape.format));
+  ARGOSY_ASSIGN_OR_RETURN(const QuantisedTensor down, quantised(values.down, shape.format));
+  ARGOSY_RETURN_IF_ERROR(weights->gate_up.set_group(local, gate.view(), up.view()));
+  return weights->down.set_group(local, down.view());
+}
+
 Result<MoeWeights> make_weights(const LayerShape& shape, int64_t first, int64_t count) {
   MoeWeights weights;
   weights.first_expert = first;
   ARGOSY_ASSIGN_OR_RETURN(weights.gate, normal_tensor({shape.num_experts, shape.hidden},
                                                       inverse_root(shape.hidden), 7));
-  ARGOSY_ASSIGN_OR_RETURN(weights.gate_up,
-                          PackedWeights::create(PackedWeights::Kind::kGateUp, DType::kBF16, count,
-                                                shape.intermediate, shape.hidden));
-  ARGOSY_ASSIGN_OR_RETURN(weights.down,
-                          PackedWeights::create(PackedWeights::Kind::kPlain, DType::kBF16, count,
-                                                shape.hidden, shape.intermediate));
+  ARGOSY_ASSIGN_OR_RETURN(weights.gate_up, create_packed(shape, PackedWeights::Kind::kGateUp, count,
+                                                         shape.intermediate, shape.hidden));
+  ARGOSY_ASSIGN_OR_RETURN(weights.down, create_packed(shape, PackedWeights::Kind::kPlain, count,
+                                                      shape.hidden, shape.intermediate));
   for (int64_t local = 0; local < count; ++local) {
     ARGOSY_ASSIGN_OR_RETURN(const ExpertValues values, expert_values(shape, first + local));
-    ARGOSY_RETURN_IF_ERROR(weights.gate_up.set_group(local, values.gate.view(), values.up.view()));
-    ARGOSY_RETURN_IF_ERROR(weights.down.set_group(local, values.down.view()));
+    ARGOSY_RETURN_IF_ERROR(set_expert(shape, values, local, &weights));
   }
   return weights;
 }
@@ -142,7 +175,11 @@ Status LayerWork::check() {
     const auto at = token * shape_.top_k + k;
     const int64_t expert = routings_[0].topk_idx.view().as<int32_t>()[at];
     const auto weight = static_cast<double>(routings_[0].topk_weights.view().as<float>()[at]);
-    ARGOSY_ASSIGN_OR_RETURN(const ExpertValues values, expert_values(shape_, expert));
+    ARGOSY_ASSIGN_OR_RETURN(ExpertValues values, expert_values(shape_, expert));
+    for (Tensor* matrix : {&values.gate, &values.up, &values.down}) {
+      if (shape_.format == BlockFormat::kUnset) break;
+      ARGOSY_RETURN_IF_ERROR(requantise(shape_.format, matrix));
+    }
     const std::vector<double> row = exact_token(shape_, x, values);
     for (size_t i = 0; i < row.size(); ++i) want[i] += weight * row[i];
   }

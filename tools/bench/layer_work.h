@@ -20,6 +20,7 @@ struct LayerShape {
   int64_t top_k = 0;
   int64_t hidden = 0;
   int64_t intermediate = 0;
+  BlockFormat format = BlockFormat::kUnset;  // of the experts' weights; kUnset: bf16
 };
 
 // Weights of expert `expert`, the same for any number of ranks: gate and up [F, H], down [H, F].

@@ -1,0 +1,122 @@
+// Few rows by quantised weights: codes become operands of VDPBF16PS in registers, so that a weight is read once and
+// stored nowhere. Included by avx512_bf16.cc; needs AVX512_VBMI. Test: tests/gemm/quantised_gemm_test.cc.
+
+#define ARGOSY_CODED_TARGET \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma")))
+#define ARGOSY_CODED_INLINE ARGOSY_CODED_TARGET __attribute__((always_inline)) inline
+
+// The two vectors of columns of one pair of k.
+struct PairColumns {
+  __m512bh vectors[2];
+};
+
+ARGOSY_CODED_INLINE PairColumns unpacked(__m512i low, __m512i high) {
+  return {{(__m512bh)_mm512_unpacklo_epi8(low, high), (__m512bh)_mm512_unpackhi_epi8(low, high)}};
+}
+
+struct E4M3Codes {
+  static constexpr int64_t kBlockBytes = kBlockK * kPanelColumns;
+  __m512i low[2], high[2], sign;
+
+  ARGOSY_CODED_INLINE static E4M3Codes make() {
+    const E4M3Tables& tables = e4m3_tables();
+    return {{_mm512_load_si512(tables.low), _mm512_load_si512(tables.low + 64)},
+            {_mm512_load_si512(tables.high), _mm512_load_si512(tables.high + 64)},
+            _mm512_set1_epi8(static_cast<char>(0x80))};
+  }
+  ARGOSY_CODED_INLINE PairColumns columns(const std::byte* block, int pair) const {
+    constexpr int kOrOfAnd = 0xEA;  // a & b | c
+    const __m512i code = _mm512_load_si512(block + int64_t{pair} * 64);
+    const __m512i magnitude = _mm512_permutex2var_epi8(high[0], code, high[1]);
+    return unpacked(_mm512_permutex2var_epi8(low[0], code, low[1]),
+                    _mm512_ternarylogic_epi64(code, sign, magnitude, kOrOfAnd));
+  }
+};
+
+ARGOSY_CODED_INLINE __m512i table_of_16(const uint8_t* table) {
+  return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+}
+
+struct E2M1Codes {
+  static constexpr int64_t kBlockBytes = kBlockK * kPanelColumns / 2;
+  __m512i low, high, nibble;
+
+  ARGOSY_CODED_INLINE static E2M1Codes make() {
+    return {table_of_16(kE2M1Low), table_of_16(kE2M1High), _mm512_set1_epi8(0x0F)};
+  }
+  ARGOSY_CODED_INLINE PairColumns columns(const std::byte* block, int pair) const {
+    const __m512i two = _mm512_load_si512(block + int64_t{pair} / 2 * 64);
+    const __m512i shifted = pair % 2 == 0 ? two : _mm512_srli_epi16(two, 4);
+    const __m512i code = _mm512_and_si512(shifted, nibble);
+    return unpacked(_mm512_shuffle_epi8(low, code), _mm512_shuffle_epi8(high, code));
+  }
+};
+
+template <typename Codes, int kRows>
+ARGOSY_CODED_INLINE void coded_pair(const Codes& codes, const float* x, const std::byte* block,
+                                    int pair, __m512 (&acc)[kRows][2]) {
+  const PairColumns columns = codes.columns(block, pair);
+  for (int r = 0; r < kRows; ++r) {
+    const __m512bh row = (__m512bh)_mm512_set1_ps(x[r * PairRows::kStaged + pair]);
+    acc[r][0] = _mm512_dpbf16_ps(acc[r][0], row, columns.vectors[0]);
+    acc[r][1] = _mm512_dpbf16_ps(acc[r][1], row, columns.vectors[1]);
+  }
+}
+
+template <typename Codes, int kRows, int... kPairs>
+ARGOSY_CODED_INLINE void coded_pairs(const Codes& codes, const float* x, const std::byte* block,
+                                     __m512 (&acc)[kRows][2],
+                                     std::integer_sequence<int, kPairs...>) {
+  (coded_pair<Codes, kRows>(codes, x, block, kPairs, acc), ...);
+}
+
+template <typename Codes, int kRows>
+ARGOSY_CODED_TARGET void coded_rows(const DotArgs& args, const CodedPanel& panel) {
+  const Codes codes = Codes::make();
+  const float* x = reinterpret_cast<const float*>(args.rows);
+  const int64_t k_blocks = (args.k + kBlockK - 1) / kBlockK;
+  const int64_t blocks_per_scale = panel.layout.block_k / kBlockK;
+  alignas(64) float scales[kPanelColumns];
+  __m512 sums[kRows][2] = {};
+  int64_t at = 0;
+  for (int64_t block = 0; at < k_blocks; ++block) {
+    __m512 acc[kRows][2] = {};
+    const std::byte* from = panel.panel + codes_offset(panel.layout, at);
+    const int64_t end = std::min(at + blocks_per_scale, k_blocks);
+    for (; at < end; ++at, from += Codes::kBlockBytes, x += kRows * PairRows::kStaged) {
+      prefetch_block(args, at);
+      coded_pairs<Codes, kRows>(codes, x, from, acc, std::make_integer_sequence<int, 16>());
+    }
+    load_scales(panel, block, scales);
+    for (int c = 0; c < 2; ++c) {
+      const __m512 scale = _mm512_load_ps(scales + c * kTileColumns);
+      for (int r = 0; r < kRows; ++r) sums[r][c] = _mm512_fmadd_ps(acc[r][c], scale, sums[r][c]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int c = 0; c < 2; ++c) {
+      _mm512_store_ps(args.scratch + r * kPanelColumns + c * kTileColumns,
+                      _mm512_add_ps(sums[r][c], _mm512_setzero_ps()));
+    }
+  }
+}
+
+// Rows whose partials, sums and tables fit the registers, nearly.
+constexpr int kCodedRows = 8;
+
+template <typename Codes, int... kRows>
+void coded_dot(const DotArgs& args, const CodedPanel& panel, std::integer_sequence<int, kRows...>) {
+  static constexpr ScaledKernel kTable[] = {coded_rows<Codes, kRows + 1>...};
+  kTable[args.num_rows - 1](args, panel);
+}
+
+void native_scaled_dot(const DotArgs& args, const CodedPanel& panel) {
+  const bool has_vbmi =
+      panel.decode == vbmi_decoders().e4m3 || panel.decode == vbmi_decoders().e2m1;
+  if (panel.decoded != nullptr || !has_vbmi || args.num_rows > kCodedRows) {
+    return scaled_dot<NativeOrder, 12>(args, panel);
+  }
+  using Counts = std::make_integer_sequence<int, kCodedRows>;
+  if (panel.layout.is_e2m1) return coded_dot<E2M1Codes>(args, panel, Counts());
+  coded_dot<E4M3Codes>(args, panel, Counts());
+}
