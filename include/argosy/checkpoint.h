@@ -82,7 +82,7 @@ Result<Tensor> read_tensor_argument(std::string_view file_and_tensor);
 
 // A config's quantization_config: how quantised matrices lie on disk.
 struct CheckpointQuantisation {
-  // kE4M3_128x128, kE4M3_1x128, kMxfp8 or kMxfp4.
+  // kE4M3Block128, kE4M3Row128, kMxfp8 or kMxfp4.
   BlockFormat format = BlockFormat::kUnset;
   // Modules that stay as they were, by one or more whole components of their names; '*' is any text.
   std::vector<std::string> modules_to_not_convert;

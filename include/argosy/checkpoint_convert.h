@@ -16,7 +16,7 @@
 namespace argosy {
 
 struct ConvertOptions {
-  // kE4M3_128x128, kE4M3_1x128, kMxfp8, kMxfp8Ceil or kMxfp4: those that a checkpoint's config can name.
+  // kE4M3Block128, kE4M3Row128, kMxfp8, kMxfp8Ceil or kMxfp4: those that a checkpoint's config can name.
   BlockFormat format = BlockFormat::kUnset;
   QuantiseOptions quantise = {};
   // Called after each matrix with its name ("model.layers.1.mlp.experts.0.gate_proj"), its values and what

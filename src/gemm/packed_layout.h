@@ -52,9 +52,9 @@ constexpr CodedLayout coded_layout(BlockFormat format) {
   constexpr int64_t kF32Scales = kPanelColumns * 4, kBF16Scales = kPanelColumns * 2;
   constexpr int64_t kElements = kBlockK * kPanelColumns;
   switch (format) {
-    case BlockFormat::kE4M3_1x128:
-    case BlockFormat::kE4M3_1x128_E8M0:
-    case BlockFormat::kE4M3_128x128:
+    case BlockFormat::kE4M3Row128:
+    case BlockFormat::kE4M3Row128E8M0:
+    case BlockFormat::kE4M3Block128:
       return {128, kF32Scales, kElements, false};
     case BlockFormat::kMxfp8:
     case BlockFormat::kMxfp8Ceil:

@@ -37,8 +37,8 @@ struct MethodWords {
   const char* method;
   std::array<int64_t, 2> block;
 };
-constexpr std::array<MethodWords, 5> kMethods = {{{BlockFormat::kE4M3_128x128, "fp8", {128, 128}},
-                                                  {BlockFormat::kE4M3_1x128, "fp8", {1, 128}},
+constexpr std::array<MethodWords, 5> kMethods = {{{BlockFormat::kE4M3Block128, "fp8", {128, 128}},
+                                                  {BlockFormat::kE4M3Row128, "fp8", {1, 128}},
                                                   {BlockFormat::kMxfp8, "mxfp8", {1, 32}},
                                                   {BlockFormat::kMxfp8Ceil, "mxfp8", {1, 32}},
                                                   {BlockFormat::kMxfp4, "mxfp4", {1, 32}}}};

@@ -145,8 +145,8 @@ Result<BlockFormat> format_of(const ConfigFields& fields, const Method& method) 
   const auto is = [&](int64_t rows, int64_t cols) {
     return (*block)[0] == rows && (*block)[1] == cols;
   };
-  if (is_fp8 && is(128, 128)) return BlockFormat::kE4M3_128x128;
-  if (is_fp8 && is(1, 128)) return BlockFormat::kE4M3_1x128;
+  if (is_fp8 && is(128, 128)) return BlockFormat::kE4M3Block128;
+  if (is_fp8 && is(1, 128)) return BlockFormat::kE4M3Row128;
   if (!is_fp8 && is(1, 32))
     return method.name == "mxfp4" ? BlockFormat::kMxfp4 : BlockFormat::kMxfp8;
   return base::error(StatusCode::kUnsupported, "{}: weight_block_size is [{}, {}]; {} has {}",

@@ -201,7 +201,7 @@ TEST(QuantiseCommand, DamagedFilesAreRefused) {
   expect(tag | uint64_t{99} << 32, {codes, scales}, {"'x'"});
   expect(*make_payload_tag(BlockFormat::kMxfp8, 0xFFFFFFFF), {codes, scales},
          {"x.codes", "4294967295"});
-  expect(*make_payload_tag(BlockFormat::kE4M3_1x128, 4),
+  expect(*make_payload_tag(BlockFormat::kE4M3Row128, 4),
          {codes, {"x.scales", {floats.data(), DType::kF32, {2, 1}}}}, {"'x'", "row 0"});
 }
 

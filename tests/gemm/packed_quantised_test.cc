@@ -138,15 +138,15 @@ TEST(PackedQuantised, SetGroupRefuses) {
   const auto make = [&rng](BlockFormat format, int64_t n, int64_t k) {
     return random_quantised(rng, format, n, k, Values::kOrdinary);
   };
-  auto packed = PackedWeights::create_quantised(Kind::kPlain, BlockFormat::kE4M3_1x128, 2, 4, 130);
-  const QuantisedTensor right = make(BlockFormat::kE4M3_1x128, 4, 130);
+  auto packed = PackedWeights::create_quantised(Kind::kPlain, BlockFormat::kE4M3Row128, 2, 4, 130);
+  const QuantisedTensor right = make(BlockFormat::kE4M3Row128, 4, 130);
   EXPECT_TRUE(packed->set_group(1, right.view()).ok());
   expect_error(packed->set_group(2, right.view()), StatusCode::kInvalidArgument, {"group 2"});
   expect_error(packed->set_group(0, right.view(), right.view()), StatusCode::kInvalidArgument,
                {"plain"});
-  expect_error(packed->set_group(0, make(BlockFormat::kE4M3_128x128, 4, 130).view()),
+  expect_error(packed->set_group(0, make(BlockFormat::kE4M3Block128, 4, 130).view()),
                StatusCode::kInvalidArgument, {"e4m3_128x128", "e4m3_1x128"});
-  expect_error(packed->set_group(0, make(BlockFormat::kE4M3_1x128, 4, 131).view()),
+  expect_error(packed->set_group(0, make(BlockFormat::kE4M3Row128, 4, 131).view()),
                StatusCode::kInvalidArgument, {"[4, 131]", "[4, 130]"});
 
   ConstQuantisedView view = right.view();
@@ -155,7 +155,7 @@ TEST(PackedQuantised, SetGroupRefuses) {
   view = right.view();
   view.codes.data = nullptr;
   expect_error(packed->set_group(0, view), StatusCode::kInvalidArgument, {"no data"});
-  QuantisedTensor negative = make(BlockFormat::kE4M3_1x128, 4, 130);
+  QuantisedTensor negative = make(BlockFormat::kE4M3Row128, 4, 130);
   negative.view().scales.as<float>()[3] = -1.0f;
   expect_error(packed->set_group(0, std::as_const(negative).view()), StatusCode::kCorruptData,
                {"-1"});

@@ -18,11 +18,11 @@
 namespace argosy::testing {
 
 inline constexpr BlockFormat kGemmFormats[] = {
-    BlockFormat::kE4M3_1x128, BlockFormat::kE4M3_1x128_E8M0, BlockFormat::kE4M3_128x128,
-    BlockFormat::kMxfp8,      BlockFormat::kMxfp8Ceil,       BlockFormat::kMxfp4};
+    BlockFormat::kE4M3Row128, BlockFormat::kE4M3Row128E8M0, BlockFormat::kE4M3Block128,
+    BlockFormat::kMxfp8,      BlockFormat::kMxfp8Ceil,      BlockFormat::kMxfp4};
 
 struct QuantisedSpec {
-  BlockFormat format = BlockFormat::kE4M3_1x128;
+  BlockFormat format = BlockFormat::kE4M3Row128;
   PackedWeights::Kind kind = PackedWeights::Kind::kPlain;
   DType rows = DType::kBF16;
   DotOrder order = DotOrder::kAmx;

@@ -191,7 +191,7 @@ TEST(QuantisedGemm, PartialsAreSummedBeforeTheirScale) {
 }
 
 TEST(QuantisedGemm, NanCodesReachOnlyTheirColumn) {
-  QuantisedSpec spec{.format = BlockFormat::kE4M3_1x128, .rows = DType::kF32, .n = 33, .k = 130};
+  QuantisedSpec spec{.format = BlockFormat::kE4M3Row128, .rows = DType::kF32, .n = 33, .k = 130};
   std::mt19937 rng(5);
   QuantisedTensor w = testing::random_quantised(rng, spec.format, 33, 130, Values::kOrdinary);
   w.view().codes.as<uint8_t>()[17 * 130 + 129] = 0xFF;

@@ -20,7 +20,7 @@ using test::ModelLayout;
 using test::TempFolder;
 using test::TestModel;
 
-constexpr BlockFormat kFormats[] = {BlockFormat::kE4M3_128x128, BlockFormat::kE4M3_1x128,
+constexpr BlockFormat kFormats[] = {BlockFormat::kE4M3Block128, BlockFormat::kE4M3Row128,
                                     BlockFormat::kMxfp8, BlockFormat::kMxfp8Ceil,
                                     BlockFormat::kMxfp4};
 
@@ -160,7 +160,7 @@ TEST(CheckpointConvert, RefusalsAndFailuresLeaveNothing) {
   model.write(folder / "source");
   const std::string target = folder / "target";
   for (const BlockFormat format :
-       {BlockFormat::kUnset, BlockFormat::kNvfp4, BlockFormat::kE4M3_1x128_E8M0}) {
+       {BlockFormat::kUnset, BlockFormat::kNvfp4, BlockFormat::kE4M3Row128E8M0}) {
     expect_error(quantise_checkpoint(folder / "source", target, {.format = format}),
                  StatusCode::kInvalidArgument, {"format"});
   }

@@ -34,9 +34,9 @@ TEST(QuantisationConfig, ThePublishedOnesAreRead) {
   const Json mxfp4 = {{"quant_method", "mxfp4"},
                       {"modules_to_not_convert", {"model.layers.*.self_attn", "lm_head"}}};
   const std::vector<std::pair<Json, BlockFormat>> cases = {
-      {fp8(), BlockFormat::kE4M3_128x128},
-      {with(fp8(), "scale_fmt", "ue8m0"), BlockFormat::kE4M3_128x128},
-      {with(fp8(), "weight_block_size", {1, 128}), BlockFormat::kE4M3_1x128},
+      {fp8(), BlockFormat::kE4M3Block128},
+      {with(fp8(), "scale_fmt", "ue8m0"), BlockFormat::kE4M3Block128},
+      {with(fp8(), "weight_block_size", {1, 128}), BlockFormat::kE4M3Row128},
       {{{"quant_method", "mxfp8"}}, BlockFormat::kMxfp8},
       {{{"quant_method", "mxfp8"}, {"weight_block_size", {1, 32}}}, BlockFormat::kMxfp8},
       {mxfp4, BlockFormat::kMxfp4}};

@@ -31,8 +31,8 @@ struct Layout {
   const char* suffix;
 };
 const Layout kLayouts[] = {
-    {"fp8", BlockFormat::kE4M3_128x128, {128, 128}, DType::kE4M3, DType::kF32, "weight_scale_inv"},
-    {"fp8", BlockFormat::kE4M3_1x128, {1, 128}, DType::kE4M3, DType::kF32, "weight_scale_inv"},
+    {"fp8", BlockFormat::kE4M3Block128, {128, 128}, DType::kE4M3, DType::kF32, "weight_scale_inv"},
+    {"fp8", BlockFormat::kE4M3Row128, {1, 128}, DType::kE4M3, DType::kF32, "weight_scale_inv"},
     {"mxfp8", BlockFormat::kMxfp8, {1, 32}, DType::kE4M3, DType::kU8, "weight_scale_inv"},
     {"mxfp8", BlockFormat::kMxfp8, {1, 32}, DType::kE4M3, DType::kE8M0, "weight_scale"},
     {"mxfp4", BlockFormat::kMxfp4, {1, 32}, DType::kU8, DType::kU8, "weight_scale"}};

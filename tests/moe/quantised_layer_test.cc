@@ -102,7 +102,7 @@ void expect_equal(const NaiveLayer& layer, BlockFormat format, const Matrix& hid
 
 TEST(QuantisedLayer, EqualsTheNaiveLayerOnDequantisedWeights) {
   for (const BlockFormat format :
-       {BlockFormat::kMxfp4, BlockFormat::kMxfp8, BlockFormat::kE4M3_1x128_E8M0}) {
+       {BlockFormat::kMxfp4, BlockFormat::kMxfp8, BlockFormat::kE4M3Row128E8M0}) {
     const int64_t block = info_of(format).block_cols;
     for (const auto& [dtype, order] :
          {std::pair(DType::kBF16, DotOrder::kVdpbf16), std::pair(DType::kBF16, DotOrder::kAmx),

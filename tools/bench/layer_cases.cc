@@ -143,10 +143,10 @@ std::vector<BenchCase> layer_cases(const BenchSizes& sizes) {
     cases.push_back(format_case(name, with_tokens(num_tokens), format, times, sizes.num_threads));
   };
   for (const int64_t num_tokens : {1, 8}) {
-    add("layer_decode_fp8", num_tokens, BlockFormat::kE4M3_128x128, 1.6);
+    add("layer_decode_fp8", num_tokens, BlockFormat::kE4M3Block128, 1.6);
     add("layer_decode_mxfp4", num_tokens, BlockFormat::kMxfp4, 2.5);
   }
-  add("layer_prefill_fp8", 2048, BlockFormat::kE4M3_128x128, 0.8);
+  add("layer_prefill_fp8", 2048, BlockFormat::kE4M3Block128, 0.8);
   add("layer_prefill_mxfp4", 2048, BlockFormat::kMxfp4, 0.8);
   const LayerShape shared = with_tokens(2048);
   cases.push_back({"layer_ranks",
