@@ -120,9 +120,19 @@ Result<Captures> read_captures(std::string_view file_and_prefix, const ModelConf
   return captures;
 }
 
+Result<Tensor> router_logits(const SharedTensors& shared, const ConstTensorView& hidden) {
+  const ConstTensorView gate = shared.gate.view();
+  ARGOSY_ASSIGN_OR_RETURN(Tensor logits, Tensor::zeros(DType::kF32, {hidden.dim(0), gate.dim(0)}));
+  const ConstTensorView bias =
+      shared.gate_bias.empty() ? ConstTensorView() : ConstTensorView(shared.gate_bias.view());
+  ARGOSY_RETURN_IF_ERROR(gate_logits(hidden, gate, bias, nullptr, logits.view()));
+  return logits;
+}
+
 CompareResult compare(const Captures& captures, const RouterSpec& router,
-                      const Tensor& selection_bias, const ConstTensorView& output,
-                      const ConstTensorView& topk_idx, const ConstTensorView& topk_weights) {
+                      const Tensor& selection_bias, const Tensor& logits,
+                      const ConstTensorView& output, const ConstTensorView& topk_idx,
+                      const ConstTensorView& topk_weights) {
   std::vector<double> bias;
   if (!selection_bias.empty()) bias = values_of(selection_bias.view());
   const int64_t num_tokens = output.dim(0);
@@ -132,6 +142,11 @@ CompareResult compare(const Captures& captures, const RouterSpec& router,
     const std::vector<double> expected =
         values_of(captures.moe_output.view(), token * hidden, hidden);
     for (const double value : expected) result.output.add_to_peak(value);
+    const int64_t first_logit = token * router.num_experts;
+    const std::vector<double> ours = values_of(logits.view(), first_logit, router.num_experts);
+    const std::vector<double> theirs =
+        values_of(captures.router_logits.view(), first_logit, router.num_experts);
+    for (size_t e = 0; e < ours.size(); ++e) result.logits.add(ours[e], theirs[e]);
     if (is_tie(router, captures.router_logits, bias, token)) {
       ++result.ties;
       continue;

@@ -81,6 +81,26 @@ Status add_record(const RouteOptions& options, const RouteResult& result, Output
   return files->add_text(options.record, bytes);
 }
 
+// Weights that another system rounded to bf16 are within 2^-8; the rest is for its own arithmetic.
+constexpr double kWeightsTolerance = 1e-2;
+
+int exit_code_of(const RouteCompare& compare) {
+  const int64_t judged = compare.experts_equal + compare.experts_differ;
+  if (compare.experts_differ > 0) {
+    print_error(fmt::format("check failed: experts of {} tokens differ, first at token {}",
+                            compare.experts_differ, compare.first_difference->token));
+  } else if (!(compare.weights_max_rel <= kWeightsTolerance)) {
+    print_error(fmt::format("check failed: weights differ by {:.3g}, {:.3g} allowed",
+                            compare.weights_max_rel, kWeightsTolerance));
+  } else if (judged == 0 && compare.ties > 0) {
+    print_error(
+        fmt::format("check failed: all {} tokens are ties, nothing was compared", compare.ties));
+  } else {
+    return kExitOk;
+  }
+  return kExitCheckFailed;
+}
+
 Result<int> route_and_write(const RouteOptions& options) {
   ARGOSY_ASSIGN_OR_RETURN(RouteRules rules, effective_rules(options));
   if (options.print_spec) {
@@ -97,15 +117,13 @@ Result<int> route_and_write(const RouteOptions& options) {
                                      result.kept, other);
   }
   OutputFiles files;
-  ARGOSY_RETURN_IF_ERROR(
-      write_common(options, route_json(report), route_text(report), route_page(report), &files));
+  ARGOSY_RETURN_IF_ERROR(write_common(options, route_json(report), route_text(report),
+                                      options.report.empty() ? std::string() : route_page(report),
+                                      &files));
   ARGOSY_RETURN_IF_ERROR(add_output(options, result, &files));
   ARGOSY_RETURN_IF_ERROR(add_record(options, result, &files));
   ARGOSY_RETURN_IF_ERROR(files.commit());
-  if (!report.compare.has_value() || report.compare->experts_differ == 0) return int{kExitOk};
-  print_error(fmt::format("check failed: experts of {} tokens differ, first at token {}",
-                          report.compare->experts_differ, report.compare->first_difference->token));
-  return int{kExitCheckFailed};
+  return report.compare.has_value() ? exit_code_of(*report.compare) : int{kExitOk};
 }
 
 Result<int> replay_and_write(const RouteOptions& options) {
@@ -113,6 +131,10 @@ Result<int> replay_and_write(const RouteOptions& options) {
   report.path = options.replay;
   report.num_ranks = options.num_ranks;
   ARGOSY_ASSIGN_OR_RETURN(report.trace, read_router_trace(options.replay));
+  if (report.trace.records.empty()) {
+    return Status(StatusCode::kCorruptData,
+                  fmt::format("--replay: {} holds no records", options.replay));
+  }
   RouterSpec said;  // --experts alone
   for (const auto& [field, value] : options.fields) {
     ARGOSY_RETURN_IF_ERROR(set_router_field(field, value, &said));
@@ -120,8 +142,9 @@ Result<int> replay_and_write(const RouteOptions& options) {
   ARGOSY_ASSIGN_OR_RETURN(report.layers,
                           replay_router_trace(report.trace, said.num_experts, options.num_ranks));
   OutputFiles files;
-  ARGOSY_RETURN_IF_ERROR(
-      write_common(options, replay_json(report), replay_text(report), replay_page(report), &files));
+  ARGOSY_RETURN_IF_ERROR(write_common(options, replay_json(report), replay_text(report),
+                                      options.report.empty() ? std::string() : replay_page(report),
+                                      &files));
   ARGOSY_RETURN_IF_ERROR(files.commit());
   return int{kExitOk};
 }
@@ -142,9 +165,9 @@ void add_route_command(CLI::App& app, int* exit_code) {
   const auto options = std::make_shared<RouteOptions>();
   add_route_options(*command, *options);
   command->footer(
-      "With --compare, exit code 1 says that experts differ where fp32 sees no tie. Rows are "
-      "those\n"
-      "that experts compute, after any drop; counts in --output are before.\n\n"
+      "With --compare, exit code 1 says that experts differ where fp32 sees no tie, or weights\n"
+      "by more than 1e-2. Rows are those that experts compute, after any drop; counts in\n"
+      "--output are before.\n\n"
       "Examples:\n"
       "  f=testdata/seed_example/seed_example.safetensors\n"
       "  argosy route --input $f:tokens --gate $f:gate.weight --gate-bias $f:gate.bias \\\n"

@@ -160,7 +160,7 @@ struct Inputs {
   ModelConfig config;
   Tensor hidden;
   std::optional<Captures> captures;
-  Tensor selection_bias;  // read only when there are captures
+  SharedTensors shared;  // of the layer
 };
 
 // Captures only where results are judged, on rank 0.
@@ -169,8 +169,7 @@ Result<Inputs> read_inputs(const RunOptions& options, int rank) {
   ARGOSY_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model, how));
   Inputs inputs;
   inputs.config = checkpoint.config();
-  ARGOSY_ASSIGN_OR_RETURN(SharedTensors shared, checkpoint.read_shared(options.layer));
-  inputs.selection_bias = std::move(shared.selection_bias);
+  ARGOSY_ASSIGN_OR_RETURN(inputs.shared, checkpoint.read_shared(options.layer));
   ARGOSY_ASSIGN_OR_RETURN(inputs.hidden, read_tensor_argument(options.input));
   const ConstTensorView hidden = std::as_const(inputs.hidden).view();
   ARGOSY_RETURN_IF_ERROR(expect_float_tensor("--input", hidden, {-1, inputs.config.hidden}));
@@ -290,8 +289,10 @@ Status judge(const RunOptions& options, const Inputs& inputs, const RanksResult&
                                  inputs.hidden.view(), topk_idx, output, progress);
   }
   if (inputs.captures.has_value()) {
-    report->compare = compare(*inputs.captures, inputs.config.router, inputs.selection_bias, output,
-                              topk_idx, result.topk_weights.view());
+    ARGOSY_ASSIGN_OR_RETURN(const Tensor logits,
+                            router_logits(inputs.shared, inputs.hidden.view()));
+    report->compare = compare(*inputs.captures, inputs.config.router, inputs.shared.selection_bias,
+                              logits, output, topk_idx, result.topk_weights.view());
   }
   return Status();
 }

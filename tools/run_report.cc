@@ -107,6 +107,7 @@ Json compare_json(const std::optional<CompareResult>& compare) {
           {"experts_differ", compare->experts_differ},
           {"ties", compare->ties},
           {"weights_max_rel", number_json(compare->weights_max_rel)},
+          {"logits_max_rel_to_peak", number_json(compare->logits.relative())},
           {"output_max_rel_to_peak", number_json(compare->output.relative())}};
 }
 
@@ -136,6 +137,15 @@ std::vector<std::string> failures_of(const RunReport& report) {
   }
   if (report.compare.has_value()) {
     const CompareResult& compare = *report.compare;
+    if (report.tokens > 0 && compare.ties == report.tokens) {
+      failures.push_back(fmt::format(
+          "all {} tokens are ties by the captured logits: nothing was compared", report.tokens));
+    }
+    if (!within(compare.logits.relative(), report.tolerance)) {
+      failures.push_back(fmt::format(
+          "router logits differ from the captures by {:.3g} of their peak, {:.3g} allowed",
+          compare.logits.relative(), report.tolerance));
+    }
     if (compare.experts_differ > 0) {
       failures.push_back(
           fmt::format("{} of {} tokens have other experts than the captures, token {} first",

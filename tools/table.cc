@@ -89,9 +89,11 @@ std::string check_lines(const RunReport& report) {
                                     : "not judged in bf16";
     text += fmt::format(
         "compare  {} tokens against the captures: experts equal {}, differ {}, ties {}\n"
-        "         weights off by {:.3g} ({}); output off by {:.3g} of the peak (allowed {:.3g})\n",
+        "         weights off by {:.3g} ({})\n"
+        "         logits off by {:.3g}, output by {:.3g} of the peak (allowed {:.3g})\n",
         report.tokens, compare.experts_equal, compare.experts_differ, compare.ties,
-        compare.weights_max_rel, allowed, compare.output.relative(), report.tolerance);
+        compare.weights_max_rel, allowed, compare.logits.relative(), compare.output.relative(),
+        report.tolerance);
   }
   return text;
 }

@@ -80,8 +80,8 @@ struct TraceLayerLoad {
 
 // Loads by rising layer, experts owned in contiguous parts by `num_ranks` ranks. `num_experts` 0:
 // the trace's, or one past its largest id. Errors: kInvalidArgument for ids outside, for a number of
-// experts that contradicts the trace, for num_ranks below 1; kUnsupported for more than 2^26 loads
-// (layers x experts and ranks).
+// experts that contradicts the trace, for num_ranks below 1; kUnsupported for more than 2^16 experts
+// or 2^22 loads (layers x experts and ranks).
 Result<std::vector<TraceLayerLoad>> replay_router_trace(const RouterTrace& trace,
                                                         int64_t num_experts, int num_ranks);
 

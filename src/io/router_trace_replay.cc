@@ -11,8 +11,9 @@
 namespace argosy {
 namespace {
 
-// layers x (experts + ranks): what a file of a few bytes may claim, 512 MiB of counts.
-constexpr int64_t kMaxLoads = int64_t{1} << 26;
+// layers x (experts + ranks), and experts: what a file of a few bytes may claim, 32 MiB of counts.
+constexpr int64_t kMaxLoads = int64_t{1} << 22;
+constexpr int64_t kMaxExperts = int64_t{1} << 16;
 
 // Records by layer, then step.
 std::vector<const TraceRecord*> in_order(const RouterTrace& trace) {
@@ -116,6 +117,11 @@ Result<std::vector<TraceLayerLoad>> replay_router_trace(const RouterTrace& trace
   ARGOSY_RETURN_IF_ERROR(validate(trace));
   if (num_ranks < 1) return base::invalid("num_ranks is {}, expected at least 1", num_ranks);
   ARGOSY_ASSIGN_OR_RETURN(const int64_t experts, experts_of(trace, num_experts));
+  if (experts > kMaxExperts) {
+    return base::error(StatusCode::kUnsupported,
+                       "router trace: {} experts, at most {} can be replayed", experts,
+                       kMaxExperts);
+  }
   const std::vector<const TraceRecord*> order = in_order(trace);
   int64_t num_layers = 0;
   for (size_t i = 0; i < order.size(); ++i) {

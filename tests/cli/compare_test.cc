@@ -27,6 +27,7 @@ Tensor tensor_of(DType dtype, std::initializer_list<int64_t> shape, const std::v
 struct Fixture {
   RouterSpec router;
   Captures captures;
+  Tensor logits;
   Tensor output;
   Tensor topk_idx;
   Tensor topk_weights;
@@ -41,6 +42,7 @@ Fixture fixture() {
   f.router.normalise = Choice::kYes;
   f.captures.router_logits =
       tensor_of<float>(DType::kF32, {3, 4}, {4, 3, 2, 1, 4, 3, 3, 1, 1, 2, 3, 4});
+  f.logits = tensor_of<float>(DType::kF32, {3, 4}, {4, 3, 2, 1, 4, 3, 3, 1, 1, 2, 3, 4});
   f.captures.topk_idx = tensor_of<int32_t>(DType::kI32, {3, 2}, {1, 0, 0, 1, 3, 2});
   f.captures.topk_weights =
       tensor_of<float>(DType::kF32, {3, 2}, {0.25f, 0.75f, 0.5f, 0.5f, 0.75f, 0.25f});
@@ -52,8 +54,18 @@ Fixture fixture() {
 }
 
 CompareResult compare(const Fixture& f, const Tensor& bias = Tensor()) {
-  return compare(f.captures, f.router, bias, f.output.view(), f.topk_idx.view(),
+  return compare(f.captures, f.router, bias, f.logits, f.output.view(), f.topk_idx.view(),
                  f.topk_weights.view());
+}
+
+// A tie by captured logits hides a token: so those logits are held against the layer's own.
+TEST(Compare, OtherLogitsAreSeenOnEveryToken) {
+  EXPECT_EQ(compare(fixture()).logits.relative(), 0);
+  for (int64_t at = 0; at < 12; ++at) {
+    Fixture f = fixture();
+    f.captures.router_logits.view().as<float>()[at] -= 1;
+    EXPECT_GE(compare(f).logits.relative(), 0.25) << at;
+  }
 }
 
 TEST(Compare, EqualSetsInAnotherOrderAreEqualAndTiesAreLeftOut) {
@@ -186,12 +198,14 @@ RunReport clean_report() {
 
 TEST(Failures, EachKindIsNamedOnItsOwn) {
   EXPECT_TRUE(failures_of(clean_report()).empty());
-  std::vector<RunReport> bad(5, clean_report());
+  std::vector<RunReport> bad(7, clean_report());
   bad[0].check->experts_differ = 1;
   bad[1].check->error.add(1.00002, 1);
   bad[2].compare->experts_differ = 1;
   bad[3].compare->weights_max_rel = 2.1e-6;
   bad[4].compare->output.add(std::nan(""), 1);
+  bad[5].compare->logits.add(1.00002, 1);
+  bad[6].compare->ties = bad[6].tokens;
   for (const RunReport& report : bad) EXPECT_EQ(failures_of(report).size(), 1u);
   bad[3].weights_tolerance = kInfinity;  // bf16: weights are shown, not judged
   EXPECT_TRUE(failures_of(bad[3]).empty());

@@ -103,6 +103,12 @@ TEST(RouteCommand, ModelsRouteAsCaptured) {
     EXPECT_EQ(report["compare"]["experts_differ"], 0);
     EXPECT_EQ(report["compare"]["first_difference"], nullptr);
     EXPECT_LT(report["compare"]["weights_max_rel"].get<double>(), 2e-6);
+    // The same experts, other weights.
+    const json scaled = json_of({"route", "--model", testdata("models/" + layer.model), "--layer",
+                                 std::to_string(layer.layer), "--input", from + ".moe_input",
+                                 "--compare", from, "--routed-scaling-factor", "7", "--json", "-"},
+                                1);
+    EXPECT_EQ(scaled["compare"]["experts_differ"], 0);
   }
 }
 
@@ -317,6 +323,9 @@ TEST(RouteCommand, RecordReplayAndReport) {
     EXPECT_EQ(replayed["layers"][0]["rows_per_rank"], routed["rows_per_rank"]);
     expect_refused({"route", "--replay", trace, "--experts", "5"}, {"5", "4"});
   }
+  const std::string empty = file.dir + "/empty.jsonl";
+  std::ofstream(empty).close();
+  expect_refused({"route", "--replay", empty}, {"no records"});
   const std::string page = file.dir + "/page.html";
   ASSERT_EQ(run_cli({"route", "--replay", testdata("router/trace.npz"), "--ranks", "8", "--experts",
                      "64", "--report", page})

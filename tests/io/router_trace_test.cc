@@ -251,6 +251,17 @@ TEST(RouterTrace, EveryRuleIsNamed) {
   expect_error(replay_router_trace(vast, 0, 1), StatusCode::kUnsupported, {"2147483647"});
 }
 
+// A claimed id costs memory: a file of 50 bytes may not ask for half a gigabyte.
+TEST(RouterTrace, ReplayRefusesMoreExpertsThanAFileMayClaim) {
+  const Result<RouterTrace> trace =
+      parse_router_trace(R"({"step":0,"layer":0,"rank":0,"topk_idx":[[0,65536]]})");
+  ASSERT_TRUE(trace.has_value()) << trace.error().message();
+  const Result<std::vector<TraceLayerLoad>> loads = replay_router_trace(*trace, 0, 1);
+  ASSERT_FALSE(loads.has_value());
+  EXPECT_EQ(loads.error().code(), StatusCode::kUnsupported);
+  EXPECT_NE(loads.error().message().find("65537"), std::string::npos) << loads.error().message();
+}
+
 TEST(RouterTrace, RecorderRefusesOtherSizes) {
   std::mt19937_64 random(1);
   RouterTrace trace;
