@@ -81,4 +81,14 @@ CheckResult check_tokens(const ReferenceLayer& reference, const std::vector<int6
   return result;
 }
 
+NonfiniteRows nonfinite_rows_of(const ConstTensorView& output) {
+  NonfiniteRows rows;
+  for (int64_t token = 0; token < output.dim(0); ++token) {
+    const std::vector<double> row = values_of(output, token * output.dim(1), output.dim(1));
+    if (std::all_of(row.begin(), row.end(), [](double v) { return std::isfinite(v); })) continue;
+    if (rows.count++ == 0) rows.first = token;
+  }
+  return rows;
+}
+
 }  // namespace argosy::tools

@@ -29,6 +29,13 @@ struct PeakError {
   double relative() const;
 };
 
+// Rows of an output that hold NaN or Inf.
+struct NonfiniteRows {
+  int64_t count = 0;
+  int64_t first = -1;  // token
+};
+NonfiniteRows nonfinite_rows_of(const ConstTensorView& output);
+
 struct CheckResult {
   int64_t tokens = 0;
   int64_t ties = 0;            // experts differ, within rounding

@@ -81,6 +81,17 @@ Status add_record(const RouteOptions& options, const RouteResult& result, Output
   return files->add_text(options.record, bytes);
 }
 
+// What a user of the rule would want to know.
+std::string notes_on(const RouterSpec& spec) {
+  const bool is_softmax = spec.score_function == ScoreFunction::kSoftmax ||
+                          spec.score_function == ScoreFunction::kSoftmaxTopK;
+  const bool is_one = spec.score_function == ScoreFunction::kSoftmaxTopK ||
+                      (is_softmax ? spec.normalise : spec.normalise_single) == Choice::kYes;
+  if (spec.top_k != 1 || !is_one) return "";
+  return "# top_k is 1 and the weight is normalised: it is always 1, no gradient reaches the "
+         "gate\n";
+}
+
 // Weights that another system rounded to bf16 are within 2^-8; the rest is for its own arithmetic.
 constexpr double kWeightsTolerance = 1e-2;
 
@@ -104,7 +115,7 @@ int exit_code_of(const RouteCompare& compare) {
 Result<int> route_and_write(const RouteOptions& options) {
   ARGOSY_ASSIGN_OR_RETURN(RouteRules rules, effective_rules(options));
   if (options.print_spec) {
-    ARGOSY_RETURN_IF_ERROR(write_stdout(to_string(rules.spec)));
+    ARGOSY_RETURN_IF_ERROR(write_stdout(to_string(rules.spec) + notes_on(rules.spec)));
     return int{kExitOk};
   }
   ARGOSY_ASSIGN_OR_RETURN(const RouteResult result, route_tokens(options, rules));

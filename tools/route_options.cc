@@ -240,6 +240,7 @@ constexpr Pair kNeeded[] = {
     {"--aux-scale", "--aux-loss"},
     {"--aux-counts", "--aux-loss"},
     {"--sequence-lengths", "--aux-loss"},
+    {"--bias-update", "--output"},
     {"--bias-centred", "--bias-update"},
     {"--capacity", "--policy"},
     {"--policy", "--capacity"},

@@ -261,9 +261,13 @@ Result<RouteRules> effective_rules(const RouteOptions& options) {
   if (!options.model.empty()) {
     CheckpointOptions how;
     how.router = file;
+    // A bias given by hand stands in for the checkpoint's, which may have none.
+    const bool has_bias = !options.selection_bias.empty();
+    if (how.router.has_value() && has_bias) how.router->spec.selection_bias = Choice::kNo;
     ARGOSY_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model, how));
     ARGOSY_ASSIGN_OR_RETURN(rules.tensors, checkpoint.read_shared(options.layer));
     rules.spec = checkpoint.config().router;
+    if (file.has_value()) rules.spec.selection_bias = file->spec.selection_bias;
     if (!file) rules.source = checkpoint.config().family;
   }
   for (const auto& [field, value] : options.fields) {

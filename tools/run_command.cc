@@ -182,11 +182,11 @@ Result<Inputs> read_inputs(const RunOptions& options, int rank) {
 
 RunReport report_of(const RunOptions& options, const Inputs& inputs, const RanksResult& result) {
   const ConstTensorView hidden = inputs.hidden.view();
-  const bool is_f32 = hidden.dtype == DType::kF32;
   RunReport report;
   report.model = options.model;
   report.family = inputs.config.family;
   report.layer = options.layer;
+  const bool is_f32 = hidden.dtype == DType::kF32;
   report.dtype = is_f32 ? "fp32" : "bf16";
   report.tokens = hidden.dim(0);
   report.hidden = hidden.dim(1);
@@ -203,6 +203,7 @@ RunReport report_of(const RunOptions& options, const Inputs& inputs, const Ranks
   report.rows_per_rank = result.reports[0].rows_per_rank;
   report.rounds = result.reports[0].num_rounds;
   report.rank_reports = result.reports;
+  report.nonfinite_output = nonfinite_rows_of(result.output.view());
   for (size_t rank = 0; rank < result.reports.size(); ++rank) {
     const MoeReport& moe = result.reports[rank];
     report.bytes.push_back({moe.dispatch_bytes, moe.combine_bytes, moe.saved_by_dedup_bytes,
@@ -211,13 +212,12 @@ RunReport report_of(const RunOptions& options, const Inputs& inputs, const Ranks
   report.stages = stages_of(result.slowest_rank_seconds);
   report.total_seconds = median_of(result.slowest_rank_seconds, &StageTimes::total);
   report.pinned_cpus = result.pinned_cpus;
-  const Result<const CpuInfo*> cpu = cpu_info();
+  const auto cpu = cpu_info();
   report.pinning = options.pin == "off" ? "threads not pinned: switched off"
                                         : pinning_text(result.pinned_cpus, options.threads_per_rank,
                                                        cpu.has_value() ? (*cpu)->num_cores : 1);
   report.tolerance = options.tolerance.value_or(is_f32 ? kToleranceF32 : kToleranceBf16);
-  report.weights_tolerance =
-      is_f32 ? kWeightsToleranceF32 : std::numeric_limits<double>::infinity();
+  report.weights_tolerance = is_f32 ? kWeightsToleranceF32 : HUGE_VAL;
   return report;
 }
 

@@ -118,6 +118,12 @@ std::optional<double> reached(double floor_seconds, double seconds) {
   return floor_seconds / seconds;
 }
 
+int64_t nonfinite_logit_rows_of(const RunReport& report) {
+  int64_t rows = 0;
+  for (const MoeReport& moe : report.rank_reports) rows += moe.num_nonfinite_rows;
+  return rows;
+}
+
 std::vector<std::string> failures_of(const RunReport& report) {
   std::vector<std::string> failures;
   // Written as "not within", so that a NaN fails.
@@ -201,6 +207,8 @@ Json to_json(const RunReport& report) {
           {"floors", floors_json(report)},
           {"floors_note", report.floors_note},
           {"pinning", {{"text", report.pinning}, {"cpus", report.pinned_cpus}}},
+          {"nonfinite_logit_rows", nonfinite_logit_rows_of(report)},
+          {"nonfinite_output_rows", report.nonfinite_output.count},
           {"tolerance", report.tolerance},
           {"error", check_json(report.check)},
           {"compare", compare_json(report.compare)},

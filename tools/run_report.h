@@ -61,9 +61,13 @@ struct RunReport {
   std::string pinning;                            // the same in words, and why not
   double tolerance = 0;                           // of outputs, by their peak
   double weights_tolerance = 0;                   // relative; infinite when weights are not judged
+  NonfiniteRows nonfinite_output;  // shown, not judged: weights or input may hold NaN
   std::optional<CheckResult> check;
   std::optional<CompareResult> compare;
 };
+
+// Tokens that on_nonfinite = uniform routed as if all their logits were 0.
+int64_t nonfinite_logit_rows_of(const RunReport& report);
 
 // The checks that failed, one sentence each, with seen and allowed values. Empty: all held.
 std::vector<std::string> failures_of(const RunReport& report);

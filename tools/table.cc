@@ -145,6 +145,13 @@ std::string run_table(const RunReport& report) {
   text += load_table(report.rows_per_expert, report.rows_per_rank) + "\n";
   text += bytes_table(report.bytes) + "\n";
   text += stages_table(report) + "\n";
+  if (const int64_t rows = nonfinite_logit_rows_of(report); rows > 0) {
+    text += fmt::format("{} tokens with NaN or Inf logits were routed as if all were 0\n\n", rows);
+  }
+  if (report.nonfinite_output.count > 0) {
+    text += fmt::format("{} rows of the output hold NaN or Inf, token {} first\n\n",
+                        report.nonfinite_output.count, report.nonfinite_output.first);
+  }
   const std::string checks = check_lines(report);
   if (!checks.empty()) text += checks + "\n";
   text += fmt::format("digest {}:{}\n", report.dot_order, report.digest);

@@ -174,6 +174,32 @@ TEST(RouteCommand, PrintSpecShowsFileAndOverrides) {
             "normalise_single = yes\nweight_norm = exact\nrouted_scaling_factor = 1\n"
             "on_nonfinite = error\n");
   expect_refused({"route", "--router", router, "--top-k", "17", "--print-spec"}, {"17", "16"});
+  EXPECT_NE(
+      run_cli({"route", "--preset", "mixtral", "--experts", "8", "--top-k", "1", "--print-spec"})
+          .out.find("no gradient"),
+      std::string::npos);
+}
+
+// A bias given by hand stands in for the checkpoint's, also where that has none.
+TEST(RouteCommand, ASelectionBiasStandsInForTheModels) {
+  const std::string dir = fresh_dir("route_bias");
+  const std::string router = text_file(dir + "/r.json", R"({"preset": "deepseek_v3"})");
+  Words words = {"route",
+                 "--model",
+                 testdata("models/olmoe_tiny"),
+                 "--layer",
+                 "0",
+                 "--input",
+                 captures("olmoe_tiny", 0, "f32") + ".moe_input",
+                 "--router",
+                 router,
+                 "--json",
+                 "-"};
+  expect_refused(words, {"e_score_correction_bias"});
+  words.insert(words.end(), {"--selection-bias", testdata("models/deepseek_v3_tiny") +
+                                                     "/model.safetensors:model.layers.1.mlp.gate."
+                                                     "e_score_correction_bias"});
+  EXPECT_EQ(json_of(words)["tokens"], 512);
 }
 
 // A router file in place of the model's own rule changes the layer, and its checks go along.
@@ -289,7 +315,9 @@ TEST(RouteCommand, BiasStepsTowardsTheMean) {
                                                     : counts[e] < 3 ? 0.25f
                                                                     : 0.0f));
   }
-  expect_refused(file.preset({"--bias-update", "0.25"}), {"--bias-update", "selection bias"});
+  expect_refused(file.preset({"--bias-update", "0.25", "--output", out}),
+                 {"--bias-update", "selection bias"});
+  expect_refused(file.preset({"--bias-update", "0.25"}), {"--bias-update", "--output"});
 }
 
 TEST(RouteCommand, CompareShowsTheFirstDifference) {
