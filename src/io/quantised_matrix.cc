@@ -57,7 +57,7 @@ Status check_scales(const QuantisedRules& rules, const std::string& name,
   DequantiseOptions options;
   options.on_nan_scale = rules.on_nan_scale;
   const Status checked = check_quantised(options, matrix.view());
-  if (checked.ok()) return checked;
+  if (checked.ok()) return {};
   return Status(checked.code(), fmt::format("tensor {}: {}", in_quotes(name), checked.message()));
 }
 
