@@ -186,6 +186,17 @@ TEST(Check, TokensAreEvenlySpreadWithBothEnds) {
   EXPECT_TRUE(tokens_to_check("all", 0).empty());
 }
 
+TEST(NonfiniteRows, AreCountedAndTheFirstIsNamed) {
+  const float bad = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity();
+  const Tensor clean = tensor_of<float>(DType::kF32, {2, 2}, {1, -2, 0, 3e38f});
+  EXPECT_EQ(nonfinite_rows_of(clean.view()).count, 0);
+  EXPECT_EQ(nonfinite_rows_of(clean.view()).first, -1);
+  const Tensor rows = tensor_of<float>(DType::kF32, {4, 2}, {1, 2, 3, bad, bad, inf, 4, -inf});
+  EXPECT_EQ(nonfinite_rows_of(rows.view()).count, 3);
+  EXPECT_EQ(nonfinite_rows_of(rows.view()).first, 1);
+}
+
 RunReport clean_report() {
   RunReport report;
   report.tokens = 8;
