@@ -69,6 +69,9 @@ struct RunReport {
 // Tokens that on_nonfinite = uniform routed as if all their logits were 0.
 int64_t nonfinite_logit_rows_of(const RunReport& report);
 
+// What makes a comparison say less than it seems to. No failure: exit codes judge experts, weights, output.
+std::vector<std::string> warnings_of(const RunReport& report);
+
 // The checks that failed, one sentence each, with seen and allowed values. Empty: all held.
 std::vector<std::string> failures_of(const RunReport& report);
 

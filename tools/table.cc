@@ -154,6 +154,7 @@ std::string run_table(const RunReport& report) {
   }
   const std::string checks = check_lines(report);
   if (!checks.empty()) text += checks + "\n";
+  for (const std::string& warning : warnings_of(report)) text += "warning: " + warning + "\n";
   text += fmt::format("digest {}:{}\n", report.dot_order, report.digest);
   if (report.check.has_value() || report.compare.has_value()) {
     text += failures_of(report).empty() ? "all checks held\n" : "a check FAILED\n";

@@ -207,16 +207,26 @@ RunReport clean_report() {
   return report;
 }
 
+TEST(Warnings, WrongLogitsAndTiesAloneAreNamedAndJudgeNothing) {
+  EXPECT_TRUE(warnings_of(clean_report()).empty());
+  RunReport logits = clean_report();
+  logits.compare->logits.add(1.00002, 1);
+  RunReport ties = clean_report();
+  ties.compare->ties = ties.tokens;
+  for (const RunReport& report : {logits, ties}) {
+    EXPECT_EQ(warnings_of(report).size(), 1u);
+    EXPECT_TRUE(failures_of(report).empty());
+  }
+}
+
 TEST(Failures, EachKindIsNamedOnItsOwn) {
   EXPECT_TRUE(failures_of(clean_report()).empty());
-  std::vector<RunReport> bad(7, clean_report());
+  std::vector<RunReport> bad(5, clean_report());
   bad[0].check->experts_differ = 1;
   bad[1].check->error.add(1.00002, 1);
   bad[2].compare->experts_differ = 1;
   bad[3].compare->weights_max_rel = 2.1e-6;
   bad[4].compare->output.add(std::nan(""), 1);
-  bad[5].compare->logits.add(1.00002, 1);
-  bad[6].compare->ties = bad[6].tokens;
   for (const RunReport& report : bad) EXPECT_EQ(failures_of(report).size(), 1u);
   bad[3].weights_tolerance = kInfinity;  // bf16: weights are shown, not judged
   EXPECT_TRUE(failures_of(bad[3]).empty());

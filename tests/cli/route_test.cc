@@ -105,7 +105,7 @@ TEST(RouteCommand, ModelsRouteAsCaptured) {
     EXPECT_LT(report["compare"]["weights_max_rel"].get<double>(), 2e-6);
     // The same experts, other weights.
     const json scaled = json_of({"route", "--model", testdata("models/" + layer.model), "--layer",
-                                 std::to_string(layer.layer), "--input", from + ".moe_input",
+                                 std::to_string(layer.layer), "--logits", from + ".router_logits",
                                  "--compare", from, "--routed-scaling-factor", "7", "--json", "-"},
                                 1);
     EXPECT_EQ(scaled["compare"]["experts_differ"], 0);
