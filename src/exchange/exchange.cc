@@ -106,10 +106,7 @@ Result<std::unique_ptr<Exchange>> Exchange::create(Group& group, const ExchangeO
                                             endpoint, inner.size.counts_bytes, inner.deadline()));
   inner.counts_message.resize(static_cast<size_t>(inner.size.counts_bytes));
   inner.waits.reserve(static_cast<size_t>(group.num_ranks()));
-  const auto num_addresses =
-      static_cast<size_t>(int64_t{2} * group.pool().num_threads() * options.top_k);
-  inner.row_addresses.resize(num_addresses);
-  inner.row_weights.resize(num_addresses);
+  inner.sum_scratch.resize(group.pool().num_threads(), options.top_k);
   return exchange;
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "argosy/exchange.h"
+#include "exchange/weighted_sum.h"
 #include "transport/collectives.h"
 #include "transport/endpoint.h"
 
@@ -62,9 +63,7 @@ struct Exchange::State {
   std::vector<int64_t> send_rows, recv_rows, only_rows;
   std::vector<transport::WaitItem> waits;
   AlignedBuffer returned;  // [T, K, H] results of a call of several rounds
-  // [threads, 2, K]: a token's rows in combine, and the next token's.
-  std::vector<const std::byte*> row_addresses;
-  std::vector<float> row_weights;
+  SumScratch sum_scratch;
 
   int rank() const { return group.rank(); }
   int num_ranks() const { return group.num_ranks(); }

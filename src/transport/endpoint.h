@@ -8,6 +8,7 @@
 // end.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -30,7 +31,16 @@ struct WaitItem {
   int peer = 0;        // who raises it, for the error
   int64_t offset = 0;  // bytes, multiple of 8
   uint64_t value = 0;
+  // Where to write the nanoseconds from the start of the wait until the word was first seen there; -1 for one that
+  // never was. May be null.
+  int64_t* waited_ns = nullptr;
 };
+
+// The word at a multiple of 8 in the own window. Acquire: pairs with the release of signal().
+inline uint64_t load_word(std::byte* address) {
+  return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(address))
+      .load(std::memory_order_acquire);
+}
 
 // When the receiver reads what a put brings: a hint, no promise.
 enum class Reuse {

@@ -38,14 +38,25 @@ std::atomic_ref<uint64_t> word_at(std::byte* address) {
 struct WordConditions {
   std::byte* base;
   std::span<const WaitItem> items;
+  bool is_timed;  // some item wants to know how long it took
+  platform::Clock::time_point start;
+
+  // Notes the time of those that have come since the last look, also behind one that has not.
+  void observe() const {
+    if (!is_timed) return;
+    int64_t now = -1;
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (items[i].waited_ns == nullptr || *items[i].waited_ns >= 0 || !reached(i)) continue;
+      if (now < 0) now = std::chrono::nanoseconds(platform::Clock::now() - start).count();
+      *items[i].waited_ns = now;
+    }
+  }
 
   size_t size() const { return items.size(); }
   int peer(size_t i) const { return items[i].peer; }
   uint64_t want(size_t i) const { return items[i].value; }
   // Acquire, pairs with the release store in signal(): the puts before it are visible.
-  uint64_t have(size_t i) const {
-    return word_at(base + items[i].offset).load(std::memory_order_acquire);
-  }
+  uint64_t have(size_t i) const { return load_word(base + items[i].offset); }
   bool reached(size_t i) const { return have(i) >= items[i].value; }
 };
 
@@ -57,6 +68,7 @@ struct SeatConditions {
   int peer(size_t i) const { return static_cast<int>(i); }
   uint64_t want(size_t) const { return 0; }
   uint64_t have(size_t) const { return 0; }
+  void observe() const {}
   // A rank that has left again did come.
   bool reached(size_t i) const { return ranks.seat(peer(i)) != SeatState::kAbsent; }
 };
@@ -70,6 +82,7 @@ struct RequestConditions {
   int peer(size_t i) const { return static_cast<int>(i); }
   uint64_t want(size_t) const { return 0; }
   uint64_t have(size_t) const { return 0; }
+  void observe() const {}
   bool reached(size_t i) const {
     // Acquire, pairs with the release in publish(): the part is complete.
     return ranks.page(peer(i)).requests[number % 2].number.load(std::memory_order_acquire) >=
@@ -232,6 +245,7 @@ Status SharedEndpoint::wait_for(const Conditions& conditions, platform::Deadline
   Waiting waiting(ranks_.page(rank_));
   const auto is_over = [&] {
     while (next < conditions.size() && conditions.reached(next)) ++next;
+    conditions.observe();  // after it: what counts as reached has a time
     if (next == conditions.size() || ranks_.has_dead()) return true;
     leaver = find_leaver(conditions, next);
     if (leaver >= 0 || ranks_.is_poisoned()) return true;
@@ -456,12 +470,18 @@ void SharedEndpoint::signal(int peer, Window window, int64_t offset, uint64_t va
 
 Status SharedEndpoint::wait_all(Window window, std::span<const WaitItem> items,
                                 platform::Deadline deadline, std::string_view what) {
+  bool is_timed = false;
   for (const WaitItem& item : items) {
     ARGOSY_CHECK(item.offset % 8 == 0 && item.peer >= 0 && item.peer < ranks_.num_ranks(),
                  "rank {}: waits for rank {} at offset {}", rank_, item.peer, item.offset);
     address(rank_, window, item.offset, 8);
+    if (item.waited_ns != nullptr) {
+      is_timed = true;
+      *item.waited_ns = -1;
+    }
   }
-  return wait_for(WordConditions{local_ptr(window, 0), items}, deadline, what);
+  const auto start = is_timed ? platform::Clock::now() : platform::Clock::time_point();
+  return wait_for(WordConditions{local_ptr(window, 0), items, is_timed, start}, deadline, what);
 }
 
 Status SharedEndpoint::create_barrier(platform::Deadline deadline) {

@@ -1,0 +1,38 @@
+// Combine in latency mode: the home rank sums its experts' rows in top-k order, from where the owners wrote them (pull) or
+// from its own return slots (push). Floor: docs/perf/latency.md. Test: tests/exchange/latency_test.cc.
+#include "exchange/latency_state.h"
+
+namespace argosy {
+
+using State = LatencyExchange::State;
+
+Status State::issue_combine(uint64_t call_epoch) {
+  ARGOSY_RETURN_IF_ERROR(check_call(call_epoch, Step::kDispatchDone, "issue_combine"));
+  Call& call = call_of(call_epoch);
+  for (const Parcel& parcel : call.parcels) {
+    endpoint.put(parcel.home, results, parcel.to, outbox.data() + parcel.from,
+                 options.hidden * size_of(options.dtype));
+  }
+  raise(LatencyLayout::kDone, call, 0, false);
+  call.step = Step::kCombineIssued;
+  return {};
+}
+
+Status State::wait_combine(uint64_t call_epoch, const CombineInput& input,
+                           const TensorView& output) {
+  ARGOSY_RETURN_IF_ERROR(check_call(call_epoch, Step::kCombineIssued, "wait_combine"));
+  Call& call = call_of(call_epoch);
+  const SumShape shape{options.dtype, options.hidden, call.num_tokens, options.top_k};
+  ARGOSY_RETURN_IF_ERROR(check_combine(shape, input, output));
+  ARGOSY_RETURN_IF_ERROR(wait(LatencyLayout::kDone, call, false, "results of the experts"));
+  weighted_sum(shape, &pool, input, output, &sum_scratch, [&](size_t at) -> const std::byte* {
+    const int32_t dest = call.dest_rank[at];
+    if (dest < 0) return nullptr;
+    if (layout.push || dest == rank()) return own(results, call.result_at[at]);
+    return endpoint.peer_ptr(dest, results, call.result_at[at]);
+  });
+  call.step = Step::kFree;
+  return {};
+}
+
+}  // namespace argosy

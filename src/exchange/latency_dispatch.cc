@@ -1,0 +1,336 @@
+// Dispatch in latency mode: every token once into a slot of each rank that has an expert of it, with the list of its
+// experts there; received slots are sorted by expert. Floor: docs/perf/latency.md. Test: tests/exchange/latency_test.cc.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+
+#include "base/error.h"
+#include "exchange/latency_state.h"
+
+namespace argosy {
+
+using base::invalid;
+using State = LatencyExchange::State;
+
+namespace {
+
+constexpr int64_t kTokensPerTask = 4;
+
+}  // namespace
+
+// Everything that is wrong with this rank's input, before a byte moves (contract 1.8).
+Status State::check_input(const Routing& routing, const ConstTensorView& hidden) {
+  if (routing.num_experts != options.num_experts || routing.top_k != options.top_k) {
+    return invalid("routing has {} experts and top_k {}, the exchange {} and {}",
+                   routing.num_experts, routing.top_k, options.num_experts, options.top_k);
+  }
+  if (routing.num_tokens < 0 || routing.num_tokens > options.max_tokens) {
+    return invalid("{} tokens, max_tokens is {}", routing.num_tokens, options.max_tokens);
+  }
+  if (routing.topk_idx.size() != static_cast<size_t>(routing.num_tokens * routing.top_k)) {
+    return invalid("routing has {} ids for {} tokens of top_k {}", routing.topk_idx.size(),
+                   routing.num_tokens, routing.top_k);
+  }
+  if (hidden.dtype != options.dtype || hidden.num_dims != 2 ||
+      hidden.dim(0) != routing.num_tokens || hidden.dim(1) != options.hidden ||
+      (options.hidden > 1 && routing.num_tokens > 0 && hidden.stride(1) != 1)) {
+    return invalid(
+        "hidden is {}, the routing and exchange need {} [{}, {}] with unit stride in hidden",
+        describe(hidden), name_of(options.dtype), routing.num_tokens, options.hidden);
+  }
+  const ConstTensorView ids(routing.topk_idx.data(), DType::kI32,
+                            {routing.num_tokens, routing.top_k});
+  return count_topk(ids, options.num_experts, &own_counts);
+}
+
+// Which slot of which rank each (token, k) goes to, and where its result will lie.
+void State::number_slots(const Routing& routing, Call* call) {
+  const int64_t set = set_of(call->epoch);
+  std::ranges::fill(last_token, -1);
+  std::vector<int64_t>& used = call->sent_slots;
+  // Entries of the token's slot at each rank are counted in entry_of of the last k that went there.
+  for (int64_t token = 0; token < routing.num_tokens; ++token) {
+    for (int64_t k = 0; k < routing.top_k; ++k) {
+      const auto at = static_cast<size_t>(token * routing.top_k + k);
+      const int32_t expert = routing.topk_idx[at];
+      if (expert < 0) {
+        call->dest_rank[at] = -1;
+        continue;
+      }
+      const int32_t dest = owner[static_cast<size_t>(expert)];
+      const auto peer = static_cast<size_t>(dest);
+      call->dest_rank[at] = dest;
+      if (last_token[peer] != token) {
+        last_token[peer] = token;
+        ++used[peer];
+        entry_of[at] = 0;
+      } else {
+        size_t before = at - 1;
+        while (call->dest_rank[before] != dest) --before;
+        entry_of[at] = entry_of[before] + 1;
+      }
+      slot_of[at] = static_cast<int32_t>(used[peer] - 1);
+      call->result_at[at] = layout.push ? layout.return_slot(set, token, k)
+                                        : layout.result(set, rank(), slot_of[at], entry_of[at]);
+    }
+  }
+}
+
+// Header and row to every rank that has an expert of the token. A quantised row is encoded once.
+void State::push_token(const Call& call, const Routing& routing, int64_t token, std::byte* slot) {
+  const auto begin = static_cast<size_t>(token * routing.top_k);
+  const size_t end = begin + static_cast<size_t>(routing.top_k);
+  const int64_t set = set_of(call.epoch);
+  std::byte* const encoded = slot + layout.header_bytes;
+  bool is_encoded = false;
+  for (size_t k = begin; k < end; ++k) {
+    if (call.dest_rank[k] < 0 || entry_of[k] != 0) continue;
+    const int peer = call.dest_rank[k];
+    SlotHeader header{call.epoch, payload_tag(payload), static_cast<int32_t>(token), 0};
+    auto* entry = reinterpret_cast<SlotEntry*>(slot + sizeof(SlotHeader));
+    for (size_t other = k; other < end; ++other) {
+      if (call.dest_rank[other] != peer) continue;
+      entry[header.num_entries++] = {local_id[static_cast<size_t>(routing.topk_idx[other])],
+                                     static_cast<int32_t>(other - begin)};
+    }
+    std::memcpy(slot, &header, sizeof(header));
+    const int64_t to = layout.slot(set, rank(), slot_of[k]);
+    const int64_t header_bytes = static_cast<int64_t>(sizeof(header)) +
+                                 header.num_entries * static_cast<int64_t>(sizeof(SlotEntry));
+    if (payload.is_quantised()) {
+      if (!is_encoded) encode_payload(payload, call.hidden.row(token), encoded);
+      is_encoded = true;
+      endpoint.put(peer, slots, to, slot, layout.header_bytes + payload.num_bytes);
+      continue;
+    }
+    endpoint.put(peer, slots, to, slot, header_bytes);
+    // A row that stays here is read where it is.
+    if (peer == rank()) continue;
+    endpoint.put(peer, slots, to + layout.header_bytes, call.hidden.row(token), payload.num_bytes);
+  }
+}
+
+void State::send_rows(const Call& call, const Routing& routing) {
+  const int64_t num_tasks = (routing.num_tokens + kTokensPerTask - 1) / kTokensPerTask;
+  pool.parallel_for(num_tasks, [&](int64_t task, int thread) {
+    std::byte* const slot = staging.data() + thread * layout.slot_bytes;
+    const int64_t end = std::min(routing.num_tokens, (task + 1) * kTokensPerTask);
+    for (int64_t token = task * kTokensPerTask; token < end; ++token) {
+      push_token(call, routing, token, slot);
+    }
+  });
+}
+
+void State::send_notice(const Call& call, const Status& status) {
+  Notice notice;
+  notice.code = static_cast<int32_t>(status.code());
+  notice.text_bytes = static_cast<int32_t>(std::min(status.message().size(), sizeof(notice.text)));
+  std::memcpy(notice.text, status.message().data(), static_cast<size_t>(notice.text_bytes));
+  for (int peer = 0; peer < num_ranks(); ++peer) {
+    endpoint.put(peer, notices, layout.notice(set_of(call.epoch), rank()), &notice,
+                 static_cast<int64_t>(sizeof(notice)));
+  }
+}
+
+bool State::can_issue() const {
+  const Call& call = call_of(last_epoch + 1);
+  if (call.step != Step::kFree) return false;
+  if (call.acknowledged) return true;
+  for (int peer = 0; peer < num_ranks(); ++peer) {
+    const uint64_t word = transport::load_word(
+        own(flags, layout.flag(set_of(call.epoch), LatencyLayout::kDone, peer)));
+    if (word < LatencyFlag::of_epoch(call.epoch)) return false;
+  }
+  return true;
+}
+
+Result<uint64_t> State::issue_dispatch(const Status& local, const Routing& routing,
+                                       const ConstTensorView& hidden, const DispatchNote& note) {
+  Call& call = call_of(last_epoch + 1);
+  if (call.step != Step::kFree) {
+    return invalid("issue_dispatch while call {} is under way (step {}); num_in_flight is {}",
+                   call.epoch, static_cast<int>(call.step), options.num_in_flight);
+  }
+  if (!call.acknowledged) {
+    // The slots I write now held the rows of that call; everybody's `done` says they were read.
+    ARGOSY_RETURN_IF_ERROR(
+        wait(LatencyLayout::kDone, call, true, "slots of an earlier call to be read"));
+    call.acknowledged = true;
+  }
+  ARGOSY_RETURN_IF_ERROR(endpoint.health());
+  call.epoch = ++last_epoch;
+  call.acknowledged = false;
+  call.parcels.clear();
+  std::ranges::fill(call.sent_slots, 0);
+  ++stats.num_calls;
+  const Status status = local.ok() && !note.decline ? check_input(routing, hidden) : local;
+  call.failed = !status.ok() || note.decline;
+  call.num_tokens = call.failed ? 0 : routing.num_tokens;
+  uint64_t bits = 0;
+  if (!status.ok()) {
+    send_notice(call, status);
+    bits = LatencyFlag::kFailed;
+  } else if (note.decline) {
+    bits = LatencyFlag::kDeclined;
+  } else {
+    call.hidden = hidden;
+    number_slots(routing, &call);
+    send_rows(call, routing);
+    if (note.more) bits = LatencyFlag::kMore;
+  }
+  raise(LatencyLayout::kRows, call, bits, true);
+  call.step = Step::kDispatchIssued;
+  return call.epoch;
+}
+
+Status State::corrupt(const Call& call, int source, int64_t index, const std::string& what) {
+  const Status status = base::error(StatusCode::kCorruptData, "call {}, slot {} from rank {}: {}",
+                                    call.epoch, index, source, what);
+  // Nobody sends that: the peers must not wait for this rank.
+  endpoint.abort(status);
+  return status;
+}
+
+// The slots of one source, into `arrivals`. What peers wrote is copied before it is believed.
+Status State::read_slots(const Call& call, int source, int64_t count) {
+  const int64_t set = set_of(call.epoch);
+  const auto num_local = static_cast<int32_t>(next_place.size());
+  for (int64_t index = 0; index < count; ++index) {
+    const std::byte* const slot = own(slots, layout.slot(set, source, index));
+    SlotHeader header;
+    std::memcpy(&header, slot, sizeof(header));
+    if (header.epoch != call.epoch) {
+      return corrupt(call, source, index, fmt::format("it is of call {}", header.epoch));
+    }
+    if (header.payload_tag != payload_tag(payload)) {
+      return corrupt(call, source, index, check_payload_tag(header.payload_tag, payload).message());
+    }
+    if (header.token < 0 || header.token >= options.max_tokens || header.num_entries < 1 ||
+        header.num_entries > layout.max_entries) {
+      return corrupt(call, source, index,
+                     fmt::format("token {} with {} experts, at most {} and {}", header.token,
+                                 header.num_entries, options.max_tokens - 1, layout.max_entries));
+    }
+    for (int32_t at = 0; at < header.num_entries; ++at) {
+      SlotEntry entry;
+      std::memcpy(&entry, slot + sizeof(header) + static_cast<size_t>(at) * sizeof(entry),
+                  sizeof(entry));
+      if (entry.expert < 0 || entry.expert >= num_local || entry.k < 0 ||
+          entry.k >= options.top_k) {
+        return corrupt(call, source, index,
+                       fmt::format("expert {} of {} and k {} of {}", entry.expert, num_local,
+                                   entry.k, options.top_k));
+      }
+      arrivals.push_back(
+          {source, static_cast<int32_t>(index), at, header.token, entry.expert, entry.k});
+    }
+  }
+  return {};
+}
+
+// Where the expert writes the row's result. In a window that stores do not reach, it waits in the outbox.
+std::byte* State::result_address(Call* call, const Arrival& arrival) {
+  const int64_t set = set_of(call->epoch);
+  if (!layout.push) {
+    return own(results, layout.result(set, arrival.source, arrival.index, arrival.entry));
+  }
+  const int64_t to = layout.return_slot(set, arrival.token, arrival.k);
+  std::byte* const there = endpoint.peer_ptr(arrival.source, results, to);
+  if (there != nullptr) return there;
+  // A place of its own for every call in flight.
+  const int64_t from = (set * static_cast<int64_t>(layout.size.round_rows) * layout.max_entries +
+                        static_cast<int64_t>(call->parcels.size())) *
+                       layout.row_stride;
+  call->parcels.push_back({arrival.source, from, to});
+  return outbox.data() + from;
+}
+
+// Counting sort by expert: sources and slots come in order, so the order within an expert is the contract's.
+Status State::sort_arrivals(Call* call, LatencyRows* rows) {
+  const size_t num_local = next_place.size();
+  rows->group_sizes.assign(num_local, 0);
+  rows->group_offsets.assign(num_local + 1, 0);
+  for (const Arrival& arrival : arrivals) {
+    ++rows->group_sizes[static_cast<size_t>(arrival.expert)];
+  }
+  for (size_t expert = 0; expert < num_local; ++expert) {
+    next_place[expert] = rows->group_offsets[expert];
+    rows->group_offsets[expert + 1] = rows->group_offsets[expert] + rows->group_sizes[expert];
+    stats.tokens_received[expert] += rows->group_sizes[expert];
+  }
+  rows->rows.resize(arrivals.size());
+  rows->results.resize(arrivals.size());
+  rows->source_rank.resize(arrivals.size());
+  rows->source_token.resize(arrivals.size());
+  if (layout.push && num_ranks() > 1 &&
+      endpoint.peer_ptr((rank() + 1) % num_ranks(), results, 0) == nullptr) {
+    ARGOSY_RETURN_IF_ERROR(outbox.reserve(options.num_in_flight * layout.size.round_rows *
+                                          layout.max_entries * layout.row_stride));
+  }
+  const int64_t set = set_of(call->epoch);
+  for (const Arrival& arrival : arrivals) {
+    const auto place = static_cast<size_t>(next_place[static_cast<size_t>(arrival.expert)]++);
+    rows->rows[place] =
+        arrival.source == rank() && !payload.is_quantised()
+            ? call->hidden.row(arrival.token)
+            : own(slots, layout.slot(set, arrival.source, arrival.index)) + layout.header_bytes;
+    rows->results[place] = result_address(call, arrival);
+    rows->source_rank[place] = arrival.source;
+    rows->source_token[place] = arrival.token;
+  }
+  return {};
+}
+
+// The verdict of all flags: the same on every rank, as all see the same.
+Status State::read_notices(Call* call, LatencyRows* rows, bool* is_over) {
+  rows->more = rows->declined = false;
+  int failing = -1;
+  for (int source = num_ranks() - 1; source >= 0; --source) {
+    const uint64_t word = transport::load_word(
+        own(flags, layout.flag(set_of(call->epoch), LatencyLayout::kRows, source)));
+    if (word >> LatencyFlag::kEpochShift != call->epoch) {
+      return corrupt(*call, source, 0,
+                     fmt::format("flag of call {}", word >> LatencyFlag::kEpochShift));
+    }
+    if ((word & LatencyFlag::kFailed) != 0) failing = source;
+    rows->declined |= (word & LatencyFlag::kDeclined) != 0;
+    rows->more |= (word & LatencyFlag::kMore) != 0;
+  }
+  *is_over = failing >= 0 || rows->declined;
+  if (!*is_over) return {};
+  Status status;
+  if (failing >= 0) {
+    Notice notice;
+    std::memcpy(&notice, own(notices, layout.notice(set_of(call->epoch), failing)), sizeof(notice));
+    const auto length =
+        static_cast<size_t>(std::clamp<int32_t>(notice.text_bytes, 0, sizeof(notice.text)));
+    status = Status(static_cast<StatusCode>(notice.code),
+                    fmt::format("rank {}: {}", failing, std::string_view(notice.text, length)));
+  }
+  finish_without_rows(call);
+  return status;
+}
+
+Status State::wait_dispatch(uint64_t call_epoch, LatencyRows* rows) {
+  ARGOSY_RETURN_IF_ERROR(check_call(call_epoch, Step::kDispatchIssued, "wait_dispatch"));
+  Call& call = call_of(call_epoch);
+  ARGOSY_RETURN_IF_ERROR(wait(LatencyLayout::kRows, call, true, "dispatched rows"));
+  bool is_over = false;
+  ARGOSY_RETURN_IF_ERROR(read_notices(&call, rows, &is_over));
+  arrivals.clear();
+  for (int source = 0; source < num_ranks() && !is_over; ++source) {
+    const uint64_t word = transport::load_word(
+        own(flags, layout.flag(set_of(call.epoch), LatencyLayout::kRows, source)));
+    const auto count = static_cast<int64_t>(word & LatencyFlag::kCountMask);
+    if (count > options.max_tokens) {
+      return corrupt(call, source, 0, fmt::format("{} slots of {}", count, options.max_tokens));
+    }
+    ARGOSY_RETURN_IF_ERROR(read_slots(call, source, count));
+  }
+  ARGOSY_RETURN_IF_ERROR(sort_arrivals(&call, rows));
+  if (!is_over) call.step = Step::kDispatchDone;
+  return {};
+}
+
+}  // namespace argosy
