@@ -36,10 +36,11 @@ struct WaitItem {
   int64_t* waited_ns = nullptr;
 };
 
-// The word at a multiple of 8 in the own window. Acquire: pairs with the release of signal().
+// The word at a multiple of 8 in the own window. seq_cst, pairs with the store of signal(): the puts before it are visible,
+// and who goes to sleep after this load has told signal() so.
 inline uint64_t load_word(std::byte* address) {
   return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(address))
-      .load(std::memory_order_acquire);
+      .load(std::memory_order_seq_cst);
 }
 
 // When the receiver reads what a put brings: a hint, no promise.

@@ -158,11 +158,15 @@ TEST(SimEndpoint, SeedsGiveDifferentOrders) {
       const Window window = endpoint->alloc(64, ample()).value();
       if (rank == 0) {
         for (int peer = 1; peer < 4; ++peer) endpoint->signal(peer, window, 0, 1);
+        // A barrier hurries what is on its way: only when all have been seen.
+        const WaitItem seen[] = {{1, 8, 1}, {2, 16, 1}, {3, 24, 1}};
+        ASSERT_TRUE(endpoint->wait_all(window, seen, ample(), "seen").ok());
       } else {
         const WaitItem item{0, 0, 1};
         ASSERT_TRUE(endpoint->wait_all(window, {&item, 1}, ample(), "signal").ok());
         const std::lock_guard lock(mutex);
         order += std::to_string(rank);
+        endpoint->signal(0, window, 8 * rank, 1);
       }
       ASSERT_TRUE(endpoint->barrier(ample()).ok());
     });

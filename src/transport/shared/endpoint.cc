@@ -26,6 +26,9 @@ constexpr int64_t kBlockBytes = int64_t{8} * 1024;
 // A waiter that has not looked around for so long, or for half the deadline, is taken for stopped. Sleeps of
 // a wait are far shorter; a busy host delays them.
 constexpr std::chrono::milliseconds kStaleWait{1000};
+// So many turns of a wait are some 40 us of yields.
+constexpr int kShortWaitLooks = 40;
+constexpr int kLooksPerCheck = 8;
 // One line per writer: flags of different peers do not share a cache line.
 constexpr int64_t kLineBytes = 64;
 
@@ -55,7 +58,6 @@ struct WordConditions {
   size_t size() const { return items.size(); }
   int peer(size_t i) const { return items[i].peer; }
   uint64_t want(size_t i) const { return items[i].value; }
-  // Acquire, pairs with the release store in signal(): the puts before it are visible.
   uint64_t have(size_t i) const { return load_word(base + items[i].offset); }
   bool reached(size_t i) const { return have(i) >= items[i].value; }
 };
@@ -242,11 +244,15 @@ Status SharedEndpoint::wait_for(const Conditions& conditions, platform::Deadline
                                 std::string_view what) {
   size_t next = 0;  // the first condition not reached; conditions never become false again
   int leaver = -1;
+  int num_looks = 0;
   Waiting waiting(ranks_.page(rank_));
   const auto is_over = [&] {
     while (next < conditions.size() && conditions.reached(next)) ++next;
     conditions.observe();  // after it: what counts as reached has a time
-    if (next == conditions.size() || ranks_.has_dead()) return true;
+    if (next == conditions.size()) return true;
+    // A wait is short as a rule: peers' health is looked at seldom at first, then at every turn.
+    if (++num_looks < kShortWaitLooks && num_looks % kLooksPerCheck != 0) return false;
+    if (ranks_.has_dead()) return true;
     leaver = find_leaver(conditions, next);
     if (leaver >= 0 || ranks_.is_poisoned()) return true;
     waiting.look_around(conditions.peer(next));
@@ -463,9 +469,9 @@ void SharedEndpoint::put_multi(int peer, Window window, std::span<const int64_t>
 void SharedEndpoint::signal(int peer, Window window, int64_t offset, uint64_t value) {
   ARGOSY_CHECK(offset % 8 == 0, "rank {}: signal word at {}, not a multiple of 8", rank_, offset);
   std::byte* word = address(peer, window, offset, 8);
-  // Release, pairs with the acquire in WordConditions: publishes every earlier put.
-  word_at(word).store(value, std::memory_order_release);
-  ranks_.page(peer).bell.ring();
+  // seq_cst, pairs with load_word(): publishes every earlier put, and comes before the look for sleepers.
+  word_at(word).store(value, std::memory_order_seq_cst);
+  ranks_.page(peer).bell.ring_sleepers();
 }
 
 Status SharedEndpoint::wait_all(Window window, std::span<const WaitItem> items,
