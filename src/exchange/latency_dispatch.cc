@@ -16,6 +16,8 @@ using State = LatencyExchange::State;
 namespace {
 
 constexpr int64_t kTokensPerTask = 4;
+// Headers were written by another core: so many are on their way at once.
+constexpr int64_t kHeadersAhead = 8;
 
 }  // namespace
 
@@ -91,8 +93,9 @@ void State::push_token(const Call& call, const Routing& routing, int64_t token, 
     auto* entry = reinterpret_cast<SlotEntry*>(slot + sizeof(SlotHeader));
     for (size_t other = k; other < end; ++other) {
       if (call.dest_rank[other] != peer) continue;
-      entry[header.num_entries++] = {local_id[static_cast<size_t>(routing.topk_idx[other])],
-                                     static_cast<int32_t>(other - begin)};
+      entry[header.num_entries++] = {
+          static_cast<uint16_t>(local_id[static_cast<size_t>(routing.topk_idx[other])]),
+          static_cast<uint16_t>(other - begin)};
     }
     std::memcpy(slot, &header, sizeof(header));
     const int64_t to = layout.slot(set, rank(), slot_of[k]);
@@ -196,7 +199,12 @@ Status State::corrupt(const Call& call, int source, int64_t index, const std::st
 Status State::read_slots(const Call& call, int source, int64_t count) {
   const int64_t set = set_of(call.epoch);
   const auto num_local = static_cast<int32_t>(next_place.size());
+  const auto fetch = [&](int64_t index) {
+    if (index < count) __builtin_prefetch(own(slots, layout.slot(set, source, index)));
+  };
+  for (int64_t index = 0; index < kHeadersAhead; ++index) fetch(index);
   for (int64_t index = 0; index < count; ++index) {
+    fetch(index + kHeadersAhead);
     const std::byte* const slot = own(slots, layout.slot(set, source, index));
     SlotHeader header;
     std::memcpy(&header, slot, sizeof(header));
@@ -216,8 +224,7 @@ Status State::read_slots(const Call& call, int source, int64_t count) {
       SlotEntry entry;
       std::memcpy(&entry, slot + sizeof(header) + static_cast<size_t>(at) * sizeof(entry),
                   sizeof(entry));
-      if (entry.expert < 0 || entry.expert >= num_local || entry.k < 0 ||
-          entry.k >= options.top_k) {
+      if (entry.expert >= num_local || entry.k >= options.top_k) {
         return corrupt(call, source, index,
                        fmt::format("expert {} of {} and k {} of {}", entry.expert, num_local,
                                    entry.k, options.top_k));

@@ -15,6 +15,7 @@ constexpr int kMaxRanks = 1024;  // of any group
 constexpr int64_t kMaxTokens = int64_t{1} << 20;
 static_assert(kMaxTokens <= static_cast<int64_t>(LatencyFlag::kCountMask));
 constexpr int64_t kMaxInFlight = 8;
+constexpr int64_t kMaxEntryValue = int64_t{1} << 16;  // experts of a rank, and top_k
 
 int64_t whole_lines(int64_t bytes) {
   constexpr int64_t kLine = LatencyLayout::kLineBytes;
@@ -57,6 +58,11 @@ Result<LatencyLayout> latency_layout(const LatencyOptions& options, int num_rank
                           payload_layout(options.dtype, options.payload, options.hidden));
   if (num_ranks < 1 || num_ranks > kMaxRanks) {
     return invalid("num_ranks is {}, it can be 1 to {}", num_ranks, kMaxRanks);
+  }
+  // What a SlotEntry holds.
+  if (options.top_k > kMaxEntryValue || (options.num_experts - 1) / num_ranks >= kMaxEntryValue) {
+    return invalid("top_k {} and {} experts over {} ranks: at most {} each fit a slot",
+                   options.top_k, options.num_experts, num_ranks, kMaxEntryValue);
   }
   LatencyLayout layout;
   layout.num_ranks = num_ranks;

@@ -31,10 +31,10 @@ namespace argosy {
 
 // One received row's expert, as the source wrote it.
 struct SlotEntry {
-  int32_t expert = 0;  // local
-  int32_t k = 0;       // position in the token's top-k
+  uint16_t expert = 0;  // local
+  uint16_t k = 0;       // position in the token's top-k
 };
-// In front of every row; followed by `num_entries` SlotEntry.
+// In front of every row, one cache line for top_k up to 10; followed by `num_entries` SlotEntry.
 struct SlotHeader {
   uint64_t epoch = 0;
   uint64_t payload_tag = 0;

@@ -465,7 +465,7 @@ TEST(Latency, CorruptSlotsAreNamed) {
       {0, 77, "it is of call 77"}, {8, 0, "payload tag is"},
       {16, 32, "token 32 with"},   {16, 0xFFFFFFFF, "token -1 with"},
       {20, 0, "with 0 experts"},   {20, 3, "with 3 experts, at most 31 and 2"},
-      {24, 2, "expert 2 of 2"},    {28, 2, "and k 2 of 2"}};
+      {24, 2, "expert 2 of 2"},    {26, 2, "and k 2 of 2"}};
   const RoutingCase one = routing_cases(2, 4, 2, 3)[0];
   for (const Fault& fault : faults) {
     run_group(2, [&](Group& group) {
@@ -485,7 +485,7 @@ TEST(Latency, CorruptSlotsAreNamed) {
       if (group.rank() == 1) return;  // whose barrier rank 0 may already have ended
       ASSERT_TRUE(all_sent.ok());
       std::byte* const slot = inner.own(inner.slots, inner.layout.slot(inner.set_of(1), 1, 3));
-      std::memcpy(slot + fault.offset, &fault.value, sizeof(fault.value));
+      std::memcpy(slot + fault.offset, &fault.value, fault.offset < 24 ? 4 : 2);
       const Status status = inner.wait_dispatch(*call, &rows);
       EXPECT_EQ(status.code(), StatusCode::kCorruptData) << fault.text;
       EXPECT_NE(status.message().find("slot 3 from rank 1"), std::string::npos);
@@ -505,12 +505,12 @@ TEST(Latency, SizesAreWhatIsAskedForAndBadOptionsAreNamed) {
   Result<ExchangeSize> size = size_exchange(options, 8);
   ASSERT_TRUE(size.has_value()) << size.error().to_string();
   EXPECT_EQ(size->round_rows, 8 * 128);
-  EXPECT_EQ(size->rows_bytes, int64_t{8} * 128 * (128 + 14336));  // R*M, not E*M
+  EXPECT_EQ(size->rows_bytes, int64_t{8} * 128 * (64 + 14336));  // R*M, not E*M
   EXPECT_EQ(size->results_bytes, int64_t{8} * 128 * 8 * 14336);
   options.return_path = ReturnPath::kPush;
   EXPECT_EQ(size_exchange(options, 8)->results_bytes, int64_t{128} * 8 * 14336);  // K*M
   options.payload = BlockFormat::kE4M3Row128;
-  EXPECT_EQ(size_exchange(options, 8)->rows_bytes, int64_t{8} * 128 * (128 + 7168 + 256));
+  EXPECT_EQ(size_exchange(options, 8)->rows_bytes, int64_t{8} * 128 * (64 + 7168 + 256));
   const auto message = [&](const auto& change) {
     LatencyOptions changed = options;
     change(changed);
@@ -524,11 +524,14 @@ TEST(Latency, SizesAreWhatIsAskedForAndBadOptionsAreNamed) {
             "InvalidArgument: top_k is 257, must be in [1, num_experts = 256]");
   EXPECT_EQ(message([](LatencyOptions& o) { o.payload = BlockFormat::kNvfp4; }).substr(0, 11),
             "Unsupported");
+  EXPECT_EQ(
+      message([](LatencyOptions& o) { o.num_experts = (1 << 19) + 1; }),
+      "InvalidArgument: top_k 8 and 524289 experts over 8 ranks: at most 65536 each fit a slot");
   const std::string overflow = message([](LatencyOptions& o) {
     o.max_tokens = 1 << 20;
     o.hidden = 2147483647;
-    o.num_experts = 1 << 20;
-    o.top_k = 1 << 20;
+    o.num_experts = 1 << 18;
+    o.top_k = 1 << 15;
     o.payload = BlockFormat::kUnset;
   });
   EXPECT_NE(overflow.find("do not fit int64"), std::string::npos) << overflow;
