@@ -55,6 +55,13 @@ class Bench {
   virtual Result<Sample> sample() = 0;
 };
 
+// What a case that takes all its samples itself gives.
+struct MeasuredSamples {
+  std::vector<Sample> samples;
+  nlohmann::ordered_json more = nlohmann::ordered_json::object();  // further members of its result
+};
+struct RunLimits;
+
 struct BenchCase {
   std::string name;
   nlohmann::ordered_json params;  // an object of numbers
@@ -63,6 +70,9 @@ struct BenchCase {
   // Prepares, runs the work once and holds its result against a reference in fp64. kInternal: the
   // result was wrong. Called, like sample(), on a thread of the case's own.
   std::function<Result<std::unique_ptr<Bench>>(const BenchContext& context)> make;
+  // In place of `make`, for work that is timed call by call.
+  std::function<Result<MeasuredSamples>(const BenchContext& context, const RunLimits& limits)>
+      measure = nullptr;
 };
 
 // "layer_decode T=8 threads=1".
@@ -75,6 +85,7 @@ struct BenchSizes {
 std::vector<BenchCase> gemm_cases(const BenchSizes& sizes);
 std::vector<BenchCase> layer_cases(const BenchSizes& sizes);
 std::vector<BenchCase> exchange_cases(const BenchSizes& sizes);
+std::vector<BenchCase> latency_cases(const BenchSizes& sizes);
 std::vector<BenchCase> router_cases(const BenchSizes& sizes);
 std::vector<BenchCase> quantise_cases(const BenchSizes& sizes);
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/bench/latency_rank.h"
 #include "tools/bench/runner.h"
 #include "tools/commands.h"
 #include "tools/console.h"
@@ -32,12 +33,14 @@ struct BenchCommand {
   bench::RunLimits limits;
   bool quick = false;
   bool list = false;
+  std::string rank_job;  // this process is a rank of a measurement
 };
 
 std::vector<BenchCase> cases_of(const BenchCommand& command) {
   const bench::BenchSizes sizes{command.quick, command.num_threads};
   if (command.area == "gemm") return bench::gemm_cases(sizes);
   if (command.area == "layer") return bench::layer_cases(sizes);
+  if (command.area == "latency") return bench::latency_cases(sizes);
   if (command.area == "router") return bench::router_cases(sizes);
   if (command.area == "quantise") return bench::quantise_cases(sizes);
   return bench::exchange_cases(sizes);
@@ -92,6 +95,11 @@ Result<Answer> answer(const BenchCommand& command) {
 }
 
 int run_bench(const BenchCommand& command) {
+  if (!command.rank_job.empty()) {
+    const Result<bench::LatencyJob> job = bench::job_from(command.rank_job);
+    const Status status = job.has_value() ? bench::run_latency_rank(*job) : job.error();
+    return status.ok() ? kExitOk : fail(status);
+  }
   const bool json_is_stdout = command.json_path == "-";
   const bool json_is_file = !command.json_path.empty() && !json_is_stdout;
   if (json_is_file) {
@@ -108,10 +116,11 @@ int run_bench(const BenchCommand& command) {
 }
 
 void add_options(CLI::App& app, BenchCommand& options) {
-  app.add_option("area", options.area, "What to time: gemm, layer, exchange, router or quantise")
+  app.add_option("area", options.area,
+                 "What to time: gemm, layer, exchange, latency, router or quantise")
       ->required()
       ->type_name("AREA")
-      ->check(one_of({"gemm", "layer", "exchange", "router", "quantise"}));
+      ->check(one_of({"gemm", "layer", "exchange", "latency", "router", "quantise"}));
   app.add_option("--filter", options.filter,
                  "Only cases whose name and parameters, as --list prints them, hold this text")
       ->type_name("TEXT");
@@ -139,6 +148,8 @@ void add_options(CLI::App& app, BenchCommand& options) {
       ->check(whole_number(1, 1'000'000));
   app.add_flag("--quick", options.quick,
                "Tiny sizes: shows that the benchmarks run; the times mean nothing");
+  // Not for users: how the bench starts its ranks.
+  app.add_option("--as-rank", options.rank_job)->group("");
 }
 
 }  // namespace
@@ -146,7 +157,7 @@ void add_options(CLI::App& app, BenchCommand& options) {
 void add_bench_command(CLI::App& app, int* exit_code) {
   CLI::App* const command =
       app.add_subcommand("bench",
-                         "Time the grouped GEMM, the layer, the exchange, the "
+                         "Time the grouped GEMM, the layer, the exchange in both modes, the "
                          "router or the quantiser against this machine's limits");
   const auto options = std::make_shared<BenchCommand>();
   add_options(*command, *options);

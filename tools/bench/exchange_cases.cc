@@ -34,23 +34,6 @@ struct Rank {
   Tensor from, to;  // the yardstick's T*K rows
 };
 
-Routing routing_of(const ExchangeShape& shape, const RandomRouting& random) {
-  Routing routing;
-  routing.num_tokens = shape.num_tokens;
-  routing.num_experts = shape.num_experts;
-  routing.top_k = shape.top_k;
-  routing.num_valid_tokens = shape.num_tokens;
-  const auto* const experts = random.topk_idx.view().as<int32_t>();
-  const auto* const weights = random.topk_weights.view().as<float>();
-  const int64_t size = shape.num_tokens * shape.top_k;
-  routing.topk_idx.assign(experts, experts + size);
-  routing.topk_weights.values.assign(weights, weights + size);
-  routing.topk_weights.normalised = true;
-  routing.counts.assign(static_cast<size_t>(shape.num_experts), 0);
-  for (const int32_t expert : routing.topk_idx) ++routing.counts[static_cast<size_t>(expert)];
-  return routing;
-}
-
 // What the check's expert e does to a row: exact in bf16, and another for its neighbours.
 float factor_of(int64_t expert) { return static_cast<float>(1 << expert % 4); }
 
@@ -101,7 +84,7 @@ class ExchangeBench : public Bench {
     ARGOSY_ASSIGN_OR_RETURN(
         RandomRouting random,
         random_routing(shape_.num_tokens, shape_.num_experts, shape_.top_k, seed + 50));
-    rank.routing = routing_of(shape_, random);
+    rank.routing = to_routing(random, shape_.num_experts);
     rank.topk_weights = std::move(random.topk_weights);
     const int64_t num_rows = shape_.num_tokens * shape_.top_k;
     ARGOSY_ASSIGN_OR_RETURN(rank.from, normal_tensor({num_rows, shape_.hidden}, 1.0, seed + 90));

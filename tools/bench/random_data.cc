@@ -86,6 +86,22 @@ Result<RandomRouting> random_routing(int64_t num_tokens, int64_t num_experts, in
   return routing;
 }
 
+Routing to_routing(const RandomRouting& random, int64_t num_experts) {
+  const ConstTensorView ids = random.topk_idx.view();
+  Routing routing;
+  routing.num_tokens = routing.num_valid_tokens = ids.dim(0);
+  routing.num_experts = num_experts;
+  routing.top_k = ids.dim(1);
+  const auto* const experts = ids.as<int32_t>();
+  const auto* const weights = random.topk_weights.view().as<float>();
+  routing.topk_idx.assign(experts, experts + ids.num_elements());
+  routing.topk_weights.values.assign(weights, weights + ids.num_elements());
+  routing.topk_weights.normalised = true;
+  routing.counts.assign(static_cast<size_t>(num_experts), 0);
+  for (const int32_t expert : routing.topk_idx) ++routing.counts[static_cast<size_t>(expert)];
+  return routing;
+}
+
 int64_t num_experts_touched(const ConstTensorView& topk_idx, int64_t num_experts) {
   std::vector<bool> touched(static_cast<size_t>(num_experts));
   const auto* const experts = topk_idx.as<int32_t>();

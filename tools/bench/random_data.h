@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "argosy/bfloat16.h"
+#include "argosy/router.h"
 #include "argosy/status.h"
 #include "argosy/tensor.h"
 
@@ -24,6 +25,9 @@ struct RandomRouting {
 };
 Result<RandomRouting> random_routing(int64_t num_tokens, int64_t num_experts, int64_t top_k,
                                      uint64_t seed);
+
+// The same as what the router would have given.
+Routing to_routing(const RandomRouting& random, int64_t num_experts);
 
 // Experts with at least one token.
 int64_t num_experts_touched(const ConstTensorView& topk_idx, int64_t num_experts);

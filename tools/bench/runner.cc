@@ -29,6 +29,12 @@ double now_seconds() {
 
 Result<BenchResult> sample_case(const BenchCase& bench_case, const BenchContext& context,
                                 const RunLimits& limits) {
+  if (bench_case.measure != nullptr) {
+    ARGOSY_ASSIGN_OR_RETURN(MeasuredSamples measured, bench_case.measure(context, limits));
+    BenchResult result = summarise(bench_case, context.kind, measured.samples);
+    result.more = std::move(measured.more);
+    return result;
+  }
   ARGOSY_ASSIGN_OR_RETURN(const std::unique_ptr<Bench> bench, bench_case.make(context));
   // Warm-up: buffers are touched, threads awake, clocks raised.
   const int64_t num_warm = limits.num_samples > 0 ? 1 : 2;
@@ -68,6 +74,19 @@ std::string params_text(const Json& params) {
 
 std::string label(const std::string& name, const Json& params) {
   return fmt::format("{} {}", name, params_text(params));
+}
+
+// p99 and what else was timed beside a call; empty where it was not.
+void add_more(const Json& more, std::vector<std::string>* line) {
+  const auto time = [&](const char* name) {
+    return more.contains(name) ? time_text(more.at(name).get<double>()) : std::string();
+  };
+  const auto ratio = [&](const char* name) {
+    return more.contains(name) ? fmt::format("{:.2f}", more.at(name).get<double>()) : std::string();
+  };
+  line->insert(line->end(),
+               {time("p99_seconds"), time("limit_p99_seconds"), time("throughput_seconds"),
+                ratio("over_throughput"), time("mpi_seconds"), ratio("over_mpi")});
 }
 
 // One line a name, under the table.
@@ -186,6 +205,7 @@ Json to_json(std::span<const BenchResult> results) {
                     {"limit", result.limit},
                     {"limit_seconds", result.limit_seconds},
                     {"reached", result.reached}});
+    list.back().update(result.more);
   }
   return list;
 }
@@ -208,13 +228,21 @@ Json to_json(std::span<const BenchCase> cases) {
 std::string to_text(const BenchContext& context, std::span<const BenchResult> results) {
   std::vector<std::vector<std::string>> lines = {
       {"case", "median", "min", "max", "samples", "limit", "reached", "goal", ""}};
+  const bool has_more = std::ranges::any_of(
+      results, [](const BenchResult& result) { return result.more.contains("p99_seconds"); });
+  if (has_more) {
+    lines[0].insert(lines[0].end(), {"p99", "limit p99", "throughput", "ratio", "MPI", "ratio"});
+  }
   std::vector<std::string> limits;
   for (const BenchResult& result : results) {
     lines.push_back({label(result.name, result.params), time_text(result.median_seconds),
                      time_text(result.min_seconds), time_text(result.max_seconds),
                      std::to_string(result.num_samples), time_text(result.limit_seconds),
-                     percent(result.reached), percent(result.goal),
-                     result.reached >= result.goal ? "met" : "below"});
+                     percent(result.reached), result.goal > 0 ? percent(result.goal) : "",
+                     result.goal <= 0                ? ""
+                     : result.reached >= result.goal ? "met"
+                                                     : "below"});
+    if (has_more) add_more(result.more, &lines.back());
     add_limit(result.name, result.limit, &limits);
   }
   return fmt::format("level {}, dot_order {}, peak by {}; goals for {}\n\n{}\n{}",

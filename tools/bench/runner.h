@@ -29,7 +29,8 @@ struct BenchResult {
   double limit_seconds = 0;  // median
   double reached = 0;        // limit_seconds / median_seconds
   int64_t num_samples = 0;
-  double goal = 0;
+  double goal = 0;                                                 // 0: none
+  nlohmann::ordered_json more = nlohmann::ordered_json::object();  // further members of the JSON
 };
 
 // Precondition: samples is not empty.
