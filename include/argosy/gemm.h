@@ -117,6 +117,14 @@ struct RaggedRows {
   std::span<const int64_t> sizes;    // [G], real counts
 };
 
+// The same in codes and scales: e4m3_1x128, e4m3_1x128_e8m0, mxfp8 or mxfp8_ceil. Scales of rows outside the groups are
+// never read either.
+struct RaggedQuantisedRows {
+  ConstQuantisedView rows;           // [S, K], any row strides
+  std::span<const int64_t> offsets;  // as RaggedRows
+  std::span<const int64_t> sizes;
+};
+
 // out[row] = rows[row] . w[group]^T + bias for plain weights; activation(gate, up) for gate_up weights.
 //
 // bf16 rows: products by dot_order, bias and activation in fp32, one rounding to bf16. fp32 rows: everything
@@ -134,6 +142,18 @@ struct RaggedRows {
 // (or one row block) for each thread of the pool, grown and never shrunk.
 Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
                     const TensorView& out);
+
+// Quantised rows by bf16 or quantised weights: codes are multiplied as bf16 in dot_order. A partial is as long as the
+// shorter of the two scale blocks along k; then acc = fma(partial, s, acc) with s = scale_x * scale_w (bf16 weights: 1), an fp32
+// product that flushes denormals, theirs included. Two e8m0 scales are added as exponents: 2^-127 counts, and a sum below
+// 2^-126 is 0. Where s is above 2^127: acc = fma(partial * scale_x, scale_w, acc). A NaN scale makes the result NaN.
+//
+// in   x, w  as above; never fp32 weights
+// out  out   bf16 or fp32 [S, w.n()]: the finished product, bias and activation are fp32, then one rounding
+// Errors: those above; kUnsupported for another format of rows; kCorruptData names row and block of an fp32 scale that is
+// negative or Inf. Allocates: as above, and room for the rows as bf16.
+Status grouped_gemm(const GemmOptions& options, const RaggedQuantisedRows& x,
+                    const PackedWeights& w, const TensorView& out);
 
 // What steers a level: speed only, never bits. For reports.
 struct GemmHeuristics {

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "argosy/bfloat16.h"

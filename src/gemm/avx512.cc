@@ -9,6 +9,7 @@
 
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "argosy/bfloat16.h"

@@ -127,13 +127,27 @@ ARGOSY_KERNEL_INLINE void dot_rows(const DotArgs& args, int64_t first) {
 
 #include "gemm/scaled_panel.inl"
 
-// The same with quantised weights: a partial per scale block, from the codes as bf16.
+// acc[r][c] plus a block's partials by their scales. Rows without scales have no choice to make per element.
+template <int kRows>
+ARGOSY_KERNEL_INLINE void add_scaled_columns(const float (&partial)[kRows][kTileColumns],
+                                             const float* row_scales, const float* scales,
+                                             bool are_e8m0, float (&acc)[kRows][kTileColumns]) {
+  for (int r = 0; r < kRows; ++r) {
+    for (int c = 0; c < kTileColumns; ++c) {
+      acc[r][c] = row_scales == nullptr ? std::fma(partial[r][c], scales[c], acc[r][c])
+                                        : numeric::add_scaled(partial[r][c], row_scales[r],
+                                                              scales[c], are_e8m0, acc[r][c]);
+    }
+  }
+}
+
+// The same with scales on either side: a partial per block, from the codes as bf16.
 template <typename Order, int kRows>
 ARGOSY_KERNEL_INLINE void scaled_rows(const DotArgs& args, const CodedPanel& panel, int64_t first) {
   alignas(64) std::byte room[kDecodedBlockBytes];
   alignas(64) float scales[kPanelColumns];
   float acc[2][kRows][kTileColumns] = {};
-  const int64_t block_k = panel.layout.block_k;
+  const int64_t block_k = panel.block_k;
   for (int64_t begin = 0; begin < args.k; begin += block_k) {
     const int64_t end = args.k - begin < block_k ? args.k : begin + block_k;
     float partial[2][kRows][kTileColumns] = {};
@@ -149,13 +163,12 @@ ARGOSY_KERNEL_INLINE void scaled_rows(const DotArgs& args, const CodedPanel& pan
       }
     }
     load_scales(panel, begin / block_k, scales);
+    const float* row_scales = panel.rows.values == nullptr
+                                  ? nullptr
+                                  : row_scales_at(args, panel, begin / block_k) + first;
     for (int half = 0; half < 2; ++half) {
-      for (int r = 0; r < kRows; ++r) {
-        for (int c = 0; c < kTileColumns; ++c) {
-          acc[half][r][c] =
-              std::fma(partial[half][r][c], scales[half * kTileColumns + c], acc[half][r][c]);
-        }
-      }
+      add_scaled_columns<kRows>(partial[half], row_scales, scales + half * kTileColumns,
+                                panel.are_e8m0, acc[half]);
     }
   }
   for (int half = 0; half < 2; ++half) {

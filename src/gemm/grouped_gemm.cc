@@ -3,12 +3,14 @@
 // task, so bits do not depend on threads. Nothing is allocated. Test: tests/gemm/.
 #include <algorithm>
 #include <atomic>
+#include <bit>
 
 #include "argosy/gemm.h"
-#include "base/error.h"
+#include "gemm/check_arguments.h"
 #include "gemm/heuristics.h"
 #include "gemm/kernels.h"
 #include "gemm/packed_layout.h"
+#include "gemm/row_codes.h"
 #include "gemm/tiles.h"
 #include "platform/float_env.h"
 
@@ -42,118 +44,36 @@ Result<const KernelTable*> kernels_for(Level level) {
 
 namespace {
 
-Status check_matrix(const char* name, const ConstTensorView& view, int64_t columns) {
-  if (view.num_dims != 2) return base::invalid("{} is {}, not a matrix", name, describe(view));
-  if (view.dtype != DType::kBF16 && view.dtype != DType::kF32) {
-    return base::invalid("{} is {}, its dtype must be BF16 or F32", name, describe(view));
-  }
-  if (view.dim(0) < 0 || view.dim(1) != columns) {
-    return base::invalid("{} is {}, the weights ask for {} columns", name, describe(view), columns);
-  }
-  if (view.dim(1) > 1 && view.stride(1) != 1) {
-    return base::invalid("{} is {}, its columns must have stride 1", name, describe(view));
-  }
-  const auto address = reinterpret_cast<uintptr_t>(view.data);
-  if (address % static_cast<uintptr_t>(size_of(view.dtype)) != 0) {
-    return base::invalid("{} starts at address {:#x}, which is not aligned to {} bytes", name,
-                         address, size_of(view.dtype));
-  }
-  if (view.data == nullptr && view.dim(0) > 0) {
-    return base::invalid("{} {} has no data", name, describe(view));
-  }
-  // No memory is so large; addresses are computed without a check from here on.
-  int64_t bytes = 0;
-  const bool overflows = __builtin_mul_overflow(view.dim(0), view.stride(0), &bytes) ||
-                         __builtin_mul_overflow(bytes, size_of(view.dtype), &bytes) ||
-                         __builtin_mul_overflow(view.dim(1), size_of(view.dtype), &bytes);
-  if (overflows) return base::invalid("{} is {}: more than 2^63 bytes", name, describe(view));
-  return {};
-}
-
-// First and last byte address + 1 that the view can touch. Precondition: not empty.
-std::pair<uintptr_t, uintptr_t> byte_range(const ConstTensorView& view) {
-  const auto base = reinterpret_cast<uintptr_t>(view.data);
-  const auto last = reinterpret_cast<uintptr_t>(view.row(view.dim(0) - 1));
-  const auto row_bytes = static_cast<uintptr_t>(view.dim(1) * size_of(view.dtype));
-  return {std::min(base, last), std::max(base, last) + row_bytes};
-}
-
-Status check_output(const ConstTensorView& rows, const ConstTensorView& out) {
-  if (out.dtype != rows.dtype || out.dim(0) != rows.dim(0)) {
-    return base::invalid("out is {}, the rows are {}: dtype and number of rows must be equal",
-                         describe(out), describe(rows));
-  }
-  if (out.dim(0) > 1 && out.stride(0) < out.dim(1) && -out.stride(0) < out.dim(1)) {
-    return base::invalid("out has row stride {} and {} columns: its rows overlap", out.stride(0),
-                         out.dim(1));
-  }
-  if (out.dim(0) == 0) return {};
-  const auto [x_begin, x_end] = byte_range(rows);
-  const auto [out_begin, out_end] = byte_range(out);
-  if (x_begin < out_end && out_begin < x_end) {
-    return base::invalid("out [{:#x}, {:#x}) overlaps the rows [{:#x}, {:#x})", out_begin, out_end,
-                         x_begin, x_end);
-  }
-  return {};
-}
-
-Status check_groups(const RaggedRows& x, int64_t num_groups) {
-  const auto groups = static_cast<size_t>(num_groups);
-  if (x.sizes.size() != groups || (x.offsets.size() != groups && x.offsets.size() != groups + 1)) {
-    return base::invalid("{} sizes and {} offsets for {} groups of weights (offsets: {} or {})",
-                         x.sizes.size(), x.offsets.size(), groups, groups, groups + 1);
-  }
-  const int64_t num_rows = x.rows.dim(0);
-  int64_t end = 0;
-  for (size_t g = 0; g < groups; ++g) {
-    const int64_t offset = x.offsets[g];
-    const int64_t size = x.sizes[g];
-    if (offset < 0 || size < 0 || offset > num_rows || size > num_rows - offset) {
-      return base::invalid("group {} has offset {} and size {}, outside of the {} rows", g, offset,
-                           size, num_rows);
-    }
-    if (offset < end) {
-      return base::invalid("group {} starts at row {}, before the end {} of the groups before it",
-                           g, offset, end);
-    }
-    end = offset + size;
-  }
-  if (x.offsets.size() > groups && x.offsets[groups] < end) {
-    return base::invalid("the last offset is {}, before the end {} of the groups",
-                         x.offsets[groups], end);
-  }
-  return {};
-}
-
-Status check_weights(const GemmOptions& options, DType rows, const PackedWeights& w) {
-  if (w.dtype() == DType::kUnset) return base::invalid("the weights were never created");
-  if (w.num_groups() > 0 && w.panel(0, 0) == nullptr) {
-    return base::invalid("the weights of {} groups have no data (moved from)", w.num_groups());
-  }
-  if (rows == DType::kBF16 && w.dtype() == DType::kF32) {
-    return base::invalid("BF16 rows with F32 weights: fp32 weights need fp32 rows");
-  }
-  if (rows == DType::kBF16 && options.dot_order != DotOrder::kAmx &&
-      options.dot_order != DotOrder::kVdpbf16) {
-    return base::invalid("dot_order is {}; bf16 rows need amx or vdpbf16",
-                         name_of(options.dot_order));
-  }
-  return {};
-}
-
-Dot dot_of(const KernelTable& table, DType rows, const PackedWeights& w, DotOrder order) {
-  if (rows == DType::kF32) return w.dtype() == DType::kF32 ? table.f32_f32 : table.f32_bf16;
+Dot dot_of(const KernelTable& table, const GroupedRows& x, const PackedWeights& w, DotOrder order) {
+  if (x.dtype() == DType::kF32) return w.dtype() == DType::kF32 ? table.f32_f32 : table.f32_bf16;
   const Dot& dot = order == DotOrder::kAmx ? table.bf16_amx : table.bf16_vdpbf16;
-  const bool is_quantised = w.format() != BlockFormat::kUnset;
-  return is_quantised && dot.run_scaled == nullptr ? *dot.few : dot;
+  const bool is_scaled = x.has_scales() || w.format() != BlockFormat::kUnset;
+  return is_scaled && dot.run_scaled == nullptr ? *dot.few : dot;
 }
 
-// Without a panel; layout.block_k 0 for weights that are not quantised.
-CodedPanel coded_of(Level level, const PackedWeights& w) {
+bool has_e8m0_scales(BlockFormat format) { return info_of(format).scale_dtype == DType::kE8M0; }
+
+// log2 of how many of the short blocks a long one holds.
+int shift_of(int64_t long_block, int64_t short_block) {
+  return std::countr_zero(static_cast<uint64_t>(long_block / short_block));
+}
+
+// Without a panel and scales; block_k 0 where neither side has scales.
+CodedPanel coded_of(Level level, const GroupedRows& x, const PackedWeights& w) {
   CodedPanel coded;
   coded.layout = coded_layout(w.format());
-  const Decoders& decoders = decoders_for(level);
-  coded.decode = coded.layout.is_e2m1 ? decoders.e2m1 : decoders.e4m3;
+  const bool is_coded = coded.layout.block_k > 0;
+  if (is_coded) {
+    const Decoders& decoders = decoders_for(level);
+    coded.decode = coded.layout.is_e2m1 ? decoders.e2m1 : decoders.e4m3;
+    coded.block_k = coded.layout.block_k;
+  }
+  if (!x.has_scales()) return coded;
+  const int64_t row_block = info_of(x.format).block_cols;
+  coded.block_k = is_coded ? std::min(coded.block_k, row_block) : row_block;
+  coded.block_shift = is_coded ? shift_of(coded.layout.block_k, coded.block_k) : 0;
+  coded.rows.block_shift = shift_of(row_block, coded.block_k);
+  coded.are_e8m0 = has_e8m0_scales(x.format) && (!is_coded || has_e8m0_scales(w.format()));
   return coded;
 }
 
@@ -165,38 +85,65 @@ StoreKernel store_of(const KernelTable& table, DType out, const PackedWeights& w
   return stores.gate_up[static_cast<size_t>(activation)][bias];
 }
 
-// What every task needs.
-struct Work {
-  const RaggedRows* x = nullptr;
-  const PackedWeights* w = nullptr;
-  TensorView out;
-  Dot dot;
-  CodedPanel coded;
-  StoreKernel store = nullptr;
-  Activation activation;
-  GemmHeuristics heuristics;
-  std::byte* staging = nullptr;  // [workers][staging_bytes]
-  int64_t staging_bytes = 0;     // what the largest tile takes
-  int64_t decoded_bytes = 0;     // of them, at the end: a panel of codes as bf16
-};
-
-// What a worker has for itself.
-struct Scratch {
-  float* products = nullptr;  // [kMaxRowBlock][32]
-  std::byte* staged = nullptr;
-  std::byte* decoded = nullptr;  // [decoded_bytes]
-};
-
 // Bytes that a row takes when it is staged.
 int64_t staged_row_bytes(const Dot& dot, int64_t padded_k) {
   return dot.stage == nullptr ? 0 : padded_k / kBlockK * dot.staged_bytes;
 }
 
-// Of a tile, whichever kernel takes it.
-int64_t staging_bytes_for(const Dot& dot, int64_t padded_k, int64_t tile_rows) {
-  const int64_t few = dot.few == nullptr ? 0 : dot.few_rows * staged_row_bytes(*dot.few, padded_k);
-  return std::max(few, tile_rows * staged_row_bytes(dot, padded_k));
+// Of quantised rows as bf16, one line more than they need: rows 4 KiB apart would share a set of the L1 cache.
+int64_t value_row_bytes(int64_t padded_k) { return padded_k * size_of(DType::kBF16) + 64; }
+
+// A worker's room for the largest tile, and where in it everything begins: multiples of 64 bytes.
+struct Room {
+  int64_t values = 0;   // after the staged rows: quantised rows as bf16
+  int64_t scales = 0;   // and their scales
+  int64_t decoded = 0;  // a panel of codes as bf16
+  int64_t bytes = 0;
+};
+
+Room room_of(const Dot& dot, const GroupedRows& x, const PackedWeights& w, int64_t tile_rows) {
+  const int64_t few_rows = dot.few == nullptr ? 0 : dot.few_rows;
+  const int64_t few = few_rows == 0 ? 0 : few_rows * staged_row_bytes(*dot.few, w.padded_k());
+  Room room;
+  room.values = std::max(few, tile_rows * staged_row_bytes(dot, w.padded_k()));
+  room.scales = room.values;
+  if (x.has_scales()) {
+    // Kernels that stage take a block of rows at a time.
+    const int64_t rows = dot.stage == nullptr ? tile_rows : dot.row_block;
+    room.scales += std::max(rows, few_rows) * value_row_bytes(w.padded_k());
+  }
+  room.decoded = room.scales;
+  if (x.has_scales()) {
+    const int64_t floats = std::max(tile_rows, few_rows) * x.scales.dim(1);
+    room.decoded += ceil_div(floats * int64_t{sizeof(float)}, 64) * 64;
+  }
+  room.bytes = room.decoded;
+  if (w.format() != BlockFormat::kUnset) {
+    room.bytes += w.padded_k() / kBlockK * kDecodedBlockBytes;
+  }
+  return room;
 }
+
+// What every task needs.
+struct Work {
+  const GroupedRows* x = nullptr;
+  const PackedWeights* w = nullptr;
+  TensorView out;
+  Level level = Level::kReference;
+  Dot dot;
+  CodedPanel coded;
+  StoreKernel store = nullptr;
+  Activation activation;
+  GemmHeuristics heuristics;
+  Room room;
+  std::byte* rooms = nullptr;  // [workers][room.bytes]
+};
+
+// What a worker has for itself.
+struct Scratch {
+  float* products = nullptr;  // [kMaxRowBlock][32]
+  std::byte* room = nullptr;
+};
 
 // What a block of rows fetches ahead while it goes over a panel.
 struct Prefetch {
@@ -246,47 +193,78 @@ struct TileRows {
   int64_t row_bytes = 0;  // from one row of `first` to the next; staged, on average
   int64_t count = 0;
   int64_t num_blocks = 0;
+  const float* scales = nullptr;  // of all blocks of rows; null: none
+  int64_t scale_blocks = 0;       // of a row
 
   Part block(int64_t at) const { return part_of(count, num_blocks, at); }
 };
 
-TileRows rows_of(const Work& work, const Tile& tile, std::byte* staged) {
-  const ConstTensorView& x = work.x->rows;
-  const int64_t element = size_of(x.dtype);
+// Rows of bf16 or fp32 in memory, to be staged or read where they are.
+struct RowsInMemory {
+  const std::byte* first = nullptr;
+  int64_t stride_bytes = 0;
+};
+
+// Rows [first_row, ..) of a tile's block: codes become bf16 at `values`, and their scales go to `scales`.
+RowsInMemory block_rows(const Work& work, const RowRange& range, std::byte* values, float* scales) {
+  const ConstTensorView& x = work.x->values;
+  if (!work.x->has_scales()) {
+    return {x.data + row_offset(range.first, x.stride(0)) * size_of(x.dtype),
+            x.stride(0) * size_of(x.dtype)};
+  }
+  const int64_t stride_bytes = value_row_bytes(work.w->padded_k());
+  decode_rows(x, range, work.level, values, stride_bytes);
+  load_row_scales(work.x->scales, range, scales);
+  return {values, stride_bytes};
+}
+
+TileRows rows_of(const Work& work, const Tile& tile, std::byte* room) {
   const int64_t first_row = work.x->offsets[static_cast<size_t>(tile.group)] + tile.rows.first;
+  auto* const scales = reinterpret_cast<float*>(room + work.room.scales);
   TileRows rows;
   rows.dot = &work.dot.for_rows(tile.rows.count);
-  rows.first = x.data + row_offset(first_row, x.stride(0)) * element;
-  rows.row_bytes = x.stride(0) * element;
   rows.count = tile.rows.count;
   rows.num_blocks = ceil_div(rows.count, rows.dot->row_block);
-  if (rows.dot->stage == nullptr) return rows;
+  const bool is_staged = rows.dot->stage != nullptr;
   const int64_t staged_bytes = staged_row_bytes(*rows.dot, work.w->padded_k());
+  if (work.x->has_scales()) {
+    rows.scales = scales;
+    rows.scale_blocks = work.x->scales.dim(1);
+  }
   for (int64_t at = 0; at < rows.num_blocks; ++at) {
     const Part block = rows.block(at);
+    // What is staged is not needed any more.
+    const int64_t kept = is_staged ? 0 : block.first * value_row_bytes(work.w->padded_k());
+    const RowsInMemory from =
+        block_rows(work, {first_row + block.first, block.count}, room + work.room.values + kept,
+                   scales + block.first * rows.scale_blocks);
+    if (at == 0) {
+      rows.first = is_staged ? room : from.first;
+      rows.row_bytes = is_staged ? staged_bytes : from.stride_bytes;
+    }
+    if (!is_staged) continue;
     rows.dot->stage({
-        .rows = rows.first + block.first * rows.row_bytes,
-        .row_stride_bytes = rows.row_bytes,
+        .rows = from.first,
+        .row_stride_bytes = from.stride_bytes,
         .num_rows = block.count,
         .k = work.w->k(),
-        .staged = staged + block.first * staged_bytes,
+        .staged = room + block.first * staged_bytes,
     });
   }
-  rows.first = staged;
-  rows.row_bytes = staged_bytes;
   return rows;
 }
 
-// The panel's codes as bf16 in `room`, for all blocks of rows; not worth it for a single one.
+// The panel's codes as bf16 in `decoded`, for all blocks of rows; not worth it for a single one.
 CodedPanel coded_panel_of(const Work& work, const TileRows& rows, const std::byte* panel,
-                          std::byte* room) {
+                          std::byte* decoded) {
   CodedPanel coded = work.coded;
   coded.panel = panel;
+  if (coded.layout.block_k == 0) coded.decoded = panel;
   if (coded.layout.block_k == 0 || rows.num_blocks == 1) return coded;
   for (int64_t block = 0; block < work.w->padded_k() / kBlockK; ++block) {
-    coded.decode(panel + codes_offset(coded.layout, block), room + block * kDecodedBlockBytes);
+    coded.decode(panel + codes_offset(coded.layout, block), decoded + block * kDecodedBlockBytes);
   }
-  coded.decoded = room;
+  coded.decoded = decoded;
   return coded;
 }
 
@@ -295,7 +273,7 @@ void multiply_panel(const Work& work, const Tile& tile, const TileRows& rows, in
                     std::byte* decoded, float* products) {
   const Output output = output_of(work, tile, panel);
   const std::byte* weights = work.w->panel(tile.group, panel);
-  const CodedPanel coded = coded_panel_of(work, rows, weights, decoded);
+  CodedPanel coded = coded_panel_of(work, rows, weights, decoded);
   for (int64_t at = 0; at < rows.num_blocks; ++at) {
     const Part block = rows.block(at);
     const Prefetch prefetch = prefetch_of(work, tile, panel, rows.num_blocks, at);
@@ -315,11 +293,12 @@ void multiply_panel(const Work& work, const Tile& tile, const TileRows& rows, in
         .prefetch = prefetch.from,
         .prefetch_lines = prefetch.lines_per_block,
     };
-    if (coded.layout.block_k == 0) {
+    if (coded.block_k == 0) {
       rows.dot->run(args);
-    } else {
-      rows.dot->run_scaled(args, coded);
+      continue;
     }
+    if (rows.scales != nullptr) coded.rows.values = rows.scales + block.first * rows.scale_blocks;
+    rows.dot->run_scaled(args, coded);
   }
 }
 
@@ -341,7 +320,7 @@ void store_panel(const Work& work, const Tile& tile, int64_t panel, const float*
 // As many panels at a time as the scratch holds: few rows would else change the floating-point environment,
 // and drain the core, at every panel.
 void run_tile(const Work& work, const Tile& tile, const Scratch& scratch) {
-  const TileRows rows = rows_of(work, tile, scratch.staged);
+  const TileRows rows = rows_of(work, tile, scratch.room);
   const int64_t at_once = std::max<int64_t>(1, kMaxRowBlock / tile.rows.count);
   const int64_t panel_floats = tile.rows.count * kPanelColumns;
   for (int64_t done = 0; done < tile.panels.count; done += at_once) {
@@ -350,7 +329,7 @@ void run_tile(const Work& work, const Tile& tile, const Scratch& scratch) {
     {
       const platform::ScopedFloatEnv env(platform::Denormals::kFlush);
       for (int64_t i = 0; i < count; ++i) {
-        multiply_panel(work, tile, rows, first + i, scratch.decoded,
+        multiply_panel(work, tile, rows, first + i, scratch.room + work.room.decoded,
                        scratch.products + i * panel_floats);
       }
     }
@@ -365,8 +344,7 @@ void run_tile(const Work& work, const Tile& tile, const Scratch& scratch) {
 void run_tasks(const Work& work, const Tiles& tiles, int64_t worker,
                std::atomic<int64_t>* next_task) {
   alignas(64) float products[kMaxRowBlock * kPanelColumns];
-  std::byte* const staged = work.staging + worker * work.staging_bytes;
-  const Scratch scratch{products, staged, staged + work.staging_bytes - work.decoded_bytes};
+  const Scratch scratch{products, work.rooms + worker * work.room.bytes};
   Tiles::Cursor cursor;
   // Relaxed: the counter only hands out numbers; parallel_for publishes the rest.
   for (int64_t task = next_task->fetch_add(1, std::memory_order_relaxed); task < tiles.num_tasks();
@@ -375,55 +353,65 @@ void run_tasks(const Work& work, const Tiles& tiles, int64_t worker,
   }
 }
 
+// Of arguments that were checked.
+Status multiply(const GemmOptions& options, const KernelTable& table, const GroupedRows& x,
+                const PackedWeights& w, const TensorView& out) {
+  Work work;
+  work.x = &x;
+  work.w = &w;
+  work.out = out;
+  work.level = options.level;
+  work.dot = dot_of(table, x, w, options.dot_order);
+  work.coded = coded_of(options.level, x, w);
+  work.store = store_of(table, out.dtype, w, options.activation.kind);
+  work.activation = options.activation;
+  work.heuristics = heuristics_for(options.level);
+
+  const int64_t threads = options.pool == nullptr ? 1 : options.pool->num_threads();
+  const int64_t staged_bytes = staged_row_bytes(work.dot, w.padded_k());
+  const int64_t row_bytes = std::max(w.k() * size_of(x.dtype()), staged_bytes);
+  const int64_t tile_rows = tile_rows_for(work.heuristics, row_bytes, work.dot.row_block);
+  const Tiles tiles(x.sizes, {.tile_rows = tile_rows,
+                              .num_panels = w.num_panels(),
+                              .num_threads = threads,
+                              .tasks_per_thread = work.heuristics.tasks_per_thread});
+  const int64_t workers = std::min(threads, tiles.num_tasks());
+  thread_local AlignedBuffer rooms;  // kept, so that a steady state does not allocate
+  work.room = room_of(work.dot, x, w, tile_rows);
+  ARGOSY_RETURN_IF_ERROR(rooms.reserve(workers * work.room.bytes));
+  work.rooms = rooms.data();
+  std::atomic<int64_t> next_task{0};
+  if (workers <= 1) {
+    run_tasks(work, tiles, 0, &next_task);
+  } else {
+    options.pool->parallel_for(
+        workers, [&](int64_t worker, int) { run_tasks(work, tiles, worker, &next_task); });
+  }
+  return {};
+}
+
 }  // namespace
 }  // namespace gemm
 
 Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
                     const TensorView& out) {
   ARGOSY_ASSIGN_OR_RETURN(const gemm::KernelTable* table, gemm::kernels_for(options.level));
-  ARGOSY_RETURN_IF_ERROR(gemm::check_matrix("rows", x.rows, w.k()));
-  ARGOSY_RETURN_IF_ERROR(gemm::check_weights(options, x.rows.dtype, w));
-  if (w.kind() == PackedWeights::Kind::kGateUp) {
-    ARGOSY_RETURN_IF_ERROR(validate(options.activation));
-  }
-  ARGOSY_RETURN_IF_ERROR(gemm::check_matrix("out", out, w.n()));
-  ARGOSY_RETURN_IF_ERROR(gemm::check_output(x.rows, out));
-  ARGOSY_RETURN_IF_ERROR(gemm::check_groups(x, w.num_groups()));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_arguments(options, x, w, out));
+  const gemm::GroupedRows rows{
+      .values = x.rows, .scales = {}, .offsets = x.offsets, .sizes = x.sizes};
+  return gemm::multiply(options, *table, rows, w, out);
+}
 
-  gemm::Work work;
-  work.x = &x;
-  work.w = &w;
-  work.out = out;
-  work.dot = gemm::dot_of(*table, x.rows.dtype, w, options.dot_order);
-  work.coded = gemm::coded_of(options.level, w);
-  work.store = gemm::store_of(*table, out.dtype, w, options.activation.kind);
-  work.activation = options.activation;
-  work.heuristics = gemm::heuristics_for(options.level);
-
-  const int64_t threads = options.pool == nullptr ? 1 : options.pool->num_threads();
-  const int64_t staged_bytes = gemm::staged_row_bytes(work.dot, w.padded_k());
-  const int64_t row_bytes = std::max(w.k() * size_of(x.rows.dtype), staged_bytes);
-  const int64_t tile_rows = gemm::tile_rows_for(work.heuristics, row_bytes, work.dot.row_block);
-  const gemm::Tiles tiles(x.sizes, {.tile_rows = tile_rows,
-                                    .num_panels = w.num_panels(),
-                                    .num_threads = threads,
-                                    .tasks_per_thread = work.heuristics.tasks_per_thread});
-  const int64_t workers = std::min(threads, tiles.num_tasks());
-  thread_local AlignedBuffer staging;  // kept, so that a steady state does not allocate
-  const bool is_quantised = w.format() != BlockFormat::kUnset;
-  work.decoded_bytes = is_quantised ? w.padded_k() / gemm::kBlockK * gemm::kDecodedBlockBytes : 0;
-  work.staging_bytes =
-      gemm::staging_bytes_for(work.dot, w.padded_k(), tile_rows) + work.decoded_bytes;
-  ARGOSY_RETURN_IF_ERROR(staging.reserve(workers * work.staging_bytes));
-  work.staging = staging.data();
-  std::atomic<int64_t> next_task{0};
-  if (workers <= 1) {
-    gemm::run_tasks(work, tiles, 0, &next_task);
-  } else {
-    options.pool->parallel_for(
-        workers, [&](int64_t worker, int) { gemm::run_tasks(work, tiles, worker, &next_task); });
-  }
-  return {};
+Status grouped_gemm(const GemmOptions& options, const RaggedQuantisedRows& x,
+                    const PackedWeights& w, const TensorView& out) {
+  ARGOSY_ASSIGN_OR_RETURN(const gemm::KernelTable* table, gemm::kernels_for(options.level));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_arguments(options, x, w, out));
+  const gemm::GroupedRows rows{.values = x.rows.codes,
+                               .scales = x.rows.scales,
+                               .format = x.rows.format,
+                               .offsets = x.offsets,
+                               .sizes = x.sizes};
+  return gemm::multiply(options, *table, rows, w, out);
 }
 
 }  // namespace argosy

@@ -58,13 +58,23 @@ const Decoders& vbmi_decoders();  // needs Level::kAvx512 and AVX512_VBMI
 // The best that this CPU has and `level` may use.
 const Decoders& decoders_for(Level level);
 
-// A panel of quantised weights, in place of DotArgs::panel. `decoded`, when not null, holds its codes as a bf16
-// panel; else a kernel decodes block by block.
+// Scales of the rows of one kernel call, as fp32; e8m0 code 0 is 0.
+struct RowScales {
+  const float* values = nullptr;  // [scale block of the rows][row]; null: rows without scales
+  int block_shift = 0;            // blocks of CodedPanel::block_k in one of theirs: 1 << shift
+};
+
+// A panel with scales on either side, in place of DotArgs::panel. `decoded`, when not null, holds its codes as a
+// bf16 panel; else a kernel decodes block by block.
 struct CodedPanel {
-  CodedLayout layout;
+  CodedLayout layout;  // block_k 0: bf16 weights, which are `decoded` as they stand
   const std::byte* panel = nullptr;
   DecodeKernel decode = nullptr;
   const std::byte* decoded = nullptr;
+  int64_t block_k = 0;    // the shorter of both sides' scale blocks: a partial is so long
+  int block_shift = 0;    // blocks of block_k in one of the weights': 1 << shift
+  bool are_e8m0 = false;  // both sides' scales: exponents are added
+  RowScales rows;
 };
 using ScaledKernel = void (*)(const DotArgs& args, const CodedPanel& panel);
 

@@ -70,14 +70,26 @@ ARGOSY_CODED_INLINE void coded_pairs(const Codes& codes, const float* x, const s
   (coded_pair<Codes, kRows>(codes, x, block, kPairs, acc), ...);
 }
 
-template <typename Codes, int kRows>
+template <int kRows>
+ARGOSY_CODED_INLINE void store_vectors(const __m512 (&from)[kRows][2], float* to) {
+  for (int r = 0; r < kRows; ++r) {
+    for (int c = 0; c < 2; ++c) {
+      _mm512_store_ps(to + r * kPanelColumns + c * kTileColumns, from[r][c]);
+    }
+  }
+}
+
+template <typename Codes, int kRows, bool kRowScales>
 ARGOSY_CODED_TARGET void coded_rows(const DotArgs& args, const CodedPanel& panel) {
   const Codes codes = Codes::make();
   const float* x = reinterpret_cast<const float*>(args.rows);
   const int64_t k_blocks = (args.k + kBlockK - 1) / kBlockK;
-  const int64_t blocks_per_scale = panel.layout.block_k / kBlockK;
+  const int64_t blocks_per_scale = panel.block_k / kBlockK;
   alignas(64) float scales[kPanelColumns];
   __m512 sums[kRows][2] = {};
+  // With scales of rows the sums are in the scratch.
+  [[maybe_unused]] alignas(64) float partials[kRows * kPanelColumns];
+  if constexpr (kRowScales) store_vectors(sums, args.scratch);
   int64_t at = 0;
   for (int64_t block = 0; at < k_blocks; ++block) {
     __m512 acc[kRows][2] = {};
@@ -88,6 +100,12 @@ ARGOSY_CODED_TARGET void coded_rows(const DotArgs& args, const CodedPanel& panel
       coded_pairs<Codes, kRows>(codes, x, from, acc, std::make_integer_sequence<int, 16>());
     }
     load_scales(panel, block, scales);
+    if constexpr (kRowScales) {
+      store_vectors(acc, partials);
+      add_row_scaled({kRows, 2}, partials, row_scales_at(args, panel, block), scales,
+                     panel.are_e8m0, args.scratch);
+      continue;
+    }
     for (int c = 0; c < 2; ++c) {
       const __m512 scale = _mm512_load_ps(scales + c * kTileColumns);
       for (int r = 0; r < kRows; ++r) sums[r][c] = _mm512_fmadd_ps(acc[r][c], scale, sums[r][c]);
@@ -95,19 +113,28 @@ ARGOSY_CODED_TARGET void coded_rows(const DotArgs& args, const CodedPanel& panel
   }
   for (int r = 0; r < kRows; ++r) {
     for (int c = 0; c < 2; ++c) {
-      _mm512_store_ps(args.scratch + r * kPanelColumns + c * kTileColumns,
-                      _mm512_add_ps(sums[r][c], _mm512_setzero_ps()));
+      if constexpr (kRowScales)
+        sums[r][c] = _mm512_load_ps(args.scratch + r * kPanelColumns + c * kTileColumns);
+      sums[r][c] = _mm512_add_ps(sums[r][c], _mm512_setzero_ps());
     }
   }
+  store_vectors(sums, args.scratch);
 }
 
 // Rows whose partials, sums and tables fit the registers, nearly.
 constexpr int kCodedRows = 8;
 
-template <typename Codes, int... kRows>
+template <typename Codes, bool kRowScales, int... kRows>
 void coded_dot(const DotArgs& args, const CodedPanel& panel, std::integer_sequence<int, kRows...>) {
-  static constexpr ScaledKernel kTable[] = {coded_rows<Codes, kRows + 1>...};
+  static constexpr ScaledKernel kTable[] = {coded_rows<Codes, kRows + 1, kRowScales>...};
   kTable[args.num_rows - 1](args, panel);
+}
+
+template <typename Codes>
+void coded_dot(const DotArgs& args, const CodedPanel& panel) {
+  using Counts = std::make_integer_sequence<int, kCodedRows>;
+  if (panel.rows.values != nullptr) return coded_dot<Codes, true>(args, panel, Counts());
+  coded_dot<Codes, false>(args, panel, Counts());
 }
 
 void native_scaled_dot(const DotArgs& args, const CodedPanel& panel) {
@@ -116,7 +143,6 @@ void native_scaled_dot(const DotArgs& args, const CodedPanel& panel) {
   if (panel.decoded != nullptr || !has_vbmi || args.num_rows > kCodedRows) {
     return scaled_dot<NativeOrder, 12>(args, panel);
   }
-  using Counts = std::make_integer_sequence<int, kCodedRows>;
-  if (panel.layout.is_e2m1) return coded_dot<E2M1Codes>(args, panel, Counts());
-  coded_dot<E4M3Codes>(args, panel, Counts());
+  if (panel.layout.is_e2m1) return coded_dot<E2M1Codes>(args, panel);
+  coded_dot<E4M3Codes>(args, panel);
 }

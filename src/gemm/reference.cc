@@ -47,30 +47,40 @@ void dot(const DotArgs& args) {
   }
 }
 
-float code_value(const CodedLayout& layout, const std::byte* panel, int64_t k, int64_t column) {
-  const ElementFormat format = layout.is_e2m1 ? ElementFormat::kE2M1 : ElementFormat::kE4M3;
-  return decode_element(format, code_at(layout, panel, k, column));
+// Element and scale of a panel's column, of whatever kind the panel is.
+float weight_of(const CodedPanel& coded, int64_t k, int64_t column) {
+  if (coded.layout.block_k == 0) return bf16_at(coded.panel, k, column).to_float();
+  const ElementFormat format = coded.layout.is_e2m1 ? ElementFormat::kE2M1 : ElementFormat::kE4M3;
+  return decode_element(format, code_at(coded.layout, coded.panel, k, column));
+}
+
+float scale_of(const CodedPanel& coded, int64_t k, int64_t column) {
+  if (coded.layout.block_k == 0) return 1.0f;
+  return scale_at(coded.layout, coded.panel, k / coded.layout.block_k, column);
 }
 
 template <typename X, Order order>
 void scaled_dot(const DotArgs& args, const CodedPanel& coded) {
   for (int64_t r = 0; r < args.num_rows; ++r) {
     const X* row = reinterpret_cast<const X*>(args.rows + r * args.row_stride_bytes);
+    const auto row_scale = [&](int64_t first) {
+      const int64_t block = first / coded.block_k >> coded.rows.block_shift;
+      return coded.rows.values == nullptr ? 1.0f : coded.rows.values[block * args.num_rows + r];
+    };
     for (int64_t c = 0; c < kPanelColumns; ++c) {
       const auto partial = [&](int64_t first, int64_t count) {
         const auto x = [row, first](int64_t k) { return element(row, first + k); };
-        const auto w = [&](int64_t k) {
-          return code_value(coded.layout, coded.panel, first + k, c);
-        };
+        const auto w = [&](int64_t k) { return weight_of(coded, first + k, c); };
         if constexpr (order == Order::kAmx) return numeric::dot_amx_of(count, x, w);
         if constexpr (order == Order::kVdpbf16) return numeric::dot_vdpbf16_of(count, x, w);
         if constexpr (order == Order::kF32) return numeric::dot_f32_of(count, x, w);
       };
-      const auto scale = [&](int64_t block) {
-        return scale_at(coded.layout, coded.panel, block, c);
+      const auto add = [&](float block, int64_t first, float acc) {
+        return numeric::add_scaled(block, row_scale(first), scale_of(coded, first, c),
+                                   coded.are_e8m0, acc);
       };
       args.scratch[r * kPanelColumns + c] =
-          numeric::dot_scaled_of(args.k, coded.layout.block_k, partial, scale);
+          numeric::dot_blocks_of(args.k, coded.block_k, partial, add);
     }
   }
 }

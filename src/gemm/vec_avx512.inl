@@ -35,6 +35,10 @@ struct Vec {
     return _mm512_cmp_ps_mask(x, zero(), _CMP_GT_OQ);
   }
   ARGOSY_KERNEL_INLINE static Mask is_nan(F x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
+  ARGOSY_KERNEL_INLINE static bool any_outside(F x, F least, F largest) {
+    return (_mm512_cmp_ps_mask(x, least, _CMP_LT_OQ) |
+            _mm512_cmp_ps_mask(x, largest, _CMP_GT_OQ)) != 0;
+  }
   ARGOSY_KERNEL_INLINE static F select(Mask mask, F yes, F no) {
     return _mm512_mask_blend_ps(mask, no, yes);
   }

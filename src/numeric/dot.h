@@ -72,15 +72,35 @@ float dot_f32_of(int64_t k, X x, W w) {
   return finish_dot(acc);
 }
 
-// Block-scaled weights (contract 4.3): acc = fma(partial, scale, acc) per block of `block_k` elements, the
-// last one maybe shorter. partial(first, count) is one of the dot products above over those elements: that
-// it has + 0 changes nothing, for acc is finished too.
-template <typename Partial, typename Scale>
-float dot_scaled_of(int64_t k, int64_t block_k, Partial partial, Scale scale) {
+// acc plus a block's partial by the scales of both sides (contract 5; 1 of a side that has none). `are_e8m0`: the
+// exponents are added as integers, and 0 stands for code 0, 2^-127, which fp32 arithmetic that flushes cannot hold.
+inline float add_scaled(float partial, float scale_x, float scale_w, bool are_e8m0, float acc) {
+  constexpr float kLargest = 0x1p127f;
+  float scale = scale_x * scale_w;
+  bool is_above = scale > kLargest;
+  if (are_e8m0) {
+    constexpr int kNaNCode = 255, kBias = 127;
+    const auto code_x = static_cast<int>(std::bit_cast<uint32_t>(scale_x) >> 23);
+    const auto code_w = static_cast<int>(std::bit_cast<uint32_t>(scale_w) >> 23);
+    const int code = code_x + code_w - kBias;
+    const bool is_nan = code_x == kNaNCode || code_w == kNaNCode;
+    is_above = !is_nan && code >= kNaNCode;
+    if (!is_nan && !is_above) {
+      scale = std::bit_cast<float>(code <= 0 ? 0u : static_cast<uint32_t>(code) << 23);
+    }
+  }
+  return is_above ? std::fma(partial * scale_x, scale_w, acc) : std::fma(partial, scale, acc);
+}
+
+// Block-scaled inputs (contract 4.3): per block of `block_k` elements, the last one maybe shorter,
+// acc = add(partial, first element, acc). partial(first, count) is one of the dot products above over those
+// elements: that it has + 0 changes nothing, for acc is finished too.
+template <typename Partial, typename Add>
+float dot_blocks_of(int64_t k, int64_t block_k, Partial partial, Add add) {
   float acc = 0.0f;
   for (int64_t first = 0; first < k; first += block_k) {
     const int64_t count = k - first < block_k ? k - first : block_k;
-    acc = std::fma(partial(first, count), scale(first / block_k), acc);
+    acc = add(partial(first, count), first, acc);
   }
   return finish_dot(acc);
 }

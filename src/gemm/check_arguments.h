@@ -1,0 +1,28 @@
+// What grouped_gemm refuses, and the rows that both of its kinds become. Test: tests/gemm/arguments_test.cc,
+// quantised_rows_test.cc.
+#pragma once
+
+#include "argosy/gemm.h"
+
+namespace argosy::gemm {
+
+// Rows of either kind. `values` are bf16 or fp32 without scales (format kUnset), else codes.
+struct GroupedRows {
+  ConstTensorView values;
+  ConstTensorView scales;
+  BlockFormat format = BlockFormat::kUnset;
+  std::span<const int64_t> offsets;
+  std::span<const int64_t> sizes;
+
+  bool has_scales() const { return format != BlockFormat::kUnset; }
+  // Of the numbers that are multiplied: codes become bf16.
+  DType dtype() const { return has_scales() ? DType::kBF16 : values.dtype; }
+};
+
+// Rows, weights, output and groups, in this order; `options` without its level.
+Status check_arguments(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
+                       const TensorView& out);
+Status check_arguments(const GemmOptions& options, const RaggedQuantisedRows& x,
+                       const PackedWeights& w, const TensorView& out);
+
+}  // namespace argosy::gemm
