@@ -56,16 +56,25 @@ ARGOSY_KERNEL_TARGET void decode_e4m3(const std::byte* codes, std::byte* block) 
   }
 }
 
+// Words of two bytes: the codes of a tile's even pair are in the low ones, those of its odd pair in the high ones.
 ARGOSY_KERNEL_TARGET void decode_e2m1(const std::byte* codes, std::byte* block) {
   const __m256i high_of = table_of_16(kE2M1High);
   const __m256i low_of = table_of_16(kE2M1Low);
-  for (int64_t pair = 0; pair < kBlockK / 2; ++pair) {
-    for (int64_t half = 0; half < kPairBytes; half += 32) {
-      const __m256i two = load(codes + pair / 2 * kPairBytes + half);
-      const __m256i shifted = pair % 2 == 0 ? two : _mm256_srli_epi16(two, 4);
-      const __m256i code = _mm256_and_si256(shifted, splat(0x0F));
-      store_pair(_mm256_shuffle_epi8(low_of, code), _mm256_shuffle_epi8(high_of, code),
-                 block + pair * kPairBytes + half);
+  const __m256i low_byte = _mm256_set1_epi16(0x00FF);
+  for (int64_t at = 0; at < kBlockK / 4 * kPairBytes; at += 32) {
+    const __m256i four = load(codes + at);
+    std::byte* to = block + at / kPairBytes * 2 * kPairBytes + at % kPairBytes;
+    for (int tile = 0; tile < 2; ++tile, to += kTileBytes) {
+      const __m256i code =
+          _mm256_and_si256(tile == 0 ? four : _mm256_srli_epi16(four, 4), splat(0x0F));
+      const __m256i low = _mm256_shuffle_epi8(low_of, code);
+      const __m256i high = _mm256_shuffle_epi8(high_of, code);
+      _mm256_store_si256(
+          reinterpret_cast<__m256i*>(to),
+          _mm256_or_si256(_mm256_and_si256(low, low_byte), _mm256_slli_epi16(high, 8)));
+      _mm256_store_si256(
+          reinterpret_cast<__m256i*>(to + kPairBytes),
+          _mm256_or_si256(_mm256_srli_epi16(low, 8), _mm256_andnot_si256(low_byte, high)));
     }
   }
 }

@@ -51,22 +51,18 @@ ARGOSY_KERNEL_TARGET void decode_e4m3(const std::byte* codes, std::byte* block) 
   }
 }
 
-ARGOSY_KERNEL_INLINE __m512i table_of_16(const uint8_t* table) {
-  return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
-}
-
 ARGOSY_KERNEL_TARGET void decode_e2m1(const std::byte* codes, std::byte* block) {
-  const __m512i high_of = table_of_16(kE2M1High);
-  const __m512i low_of = table_of_16(kE2M1Low);
-  const __m512i nibble = _mm512_set1_epi8(0x0F);
+  const __m512i words = _mm512_load_si512(kE2M1Words);
   for (int64_t line = 0; line < kBlockK / 4; ++line) {
-    const __m512i two = _mm512_loadu_si512(codes + line * kPairBytes);
-    const __m512i even = _mm512_and_si512(two, nibble);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(two, 4), nibble);
+    const __m512i four = _mm512_loadu_si512(codes + line * kPairBytes);
     std::byte* to = block + line * 2 * kPairBytes;
-    store_pair(_mm512_shuffle_epi8(low_of, even), _mm512_shuffle_epi8(high_of, even), to);
-    store_pair(_mm512_shuffle_epi8(low_of, odd), _mm512_shuffle_epi8(high_of, odd),
-               to + kPairBytes);
+    _mm512_store_si512(to, _mm512_permutexvar_epi16(four, words));
+    _mm512_store_si512(to + kTileBytes,
+                       _mm512_permutexvar_epi16(_mm512_srli_epi16(four, 4), words));
+    _mm512_store_si512(to + kPairBytes,
+                       _mm512_permutexvar_epi16(_mm512_srli_epi16(four, 8), words));
+    _mm512_store_si512(to + kTileBytes + kPairBytes,
+                       _mm512_permutexvar_epi16(_mm512_srli_epi16(four, 12), words));
   }
 }
 

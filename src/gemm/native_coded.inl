@@ -33,22 +33,18 @@ struct E4M3Codes {
   }
 };
 
-ARGOSY_CODED_INLINE __m512i table_of_16(const uint8_t* table) {
-  return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
-}
-
+// A lookup of words by their low 5 bits, of which the table ignores the highest: shifts are all that it takes.
 struct E2M1Codes {
   static constexpr int64_t kBlockBytes = kBlockK * kPanelColumns / 2;
-  __m512i low, high, nibble;
+  __m512i words;
 
-  ARGOSY_CODED_INLINE static E2M1Codes make() {
-    return {table_of_16(kE2M1Low), table_of_16(kE2M1High), _mm512_set1_epi8(0x0F)};
-  }
+  ARGOSY_CODED_INLINE static E2M1Codes make() { return {_mm512_load_si512(kE2M1Words)}; }
   ARGOSY_CODED_INLINE PairColumns columns(const std::byte* block, int pair) const {
     const __m512i two = _mm512_load_si512(block + int64_t{pair} / 2 * 64);
-    const __m512i shifted = pair % 2 == 0 ? two : _mm512_srli_epi16(two, 4);
-    const __m512i code = _mm512_and_si512(shifted, nibble);
-    return unpacked(_mm512_shuffle_epi8(low, code), _mm512_shuffle_epi8(high, code));
+    const __m512i low = pair % 2 == 0 ? two : _mm512_srli_epi16(two, 8);
+    const __m512i high = _mm512_srli_epi16(two, pair % 2 == 0 ? 4 : 12);
+    return {{(__m512bh)_mm512_permutexvar_epi16(low, words),
+             (__m512bh)_mm512_permutexvar_epi16(high, words)}};
   }
 };
 

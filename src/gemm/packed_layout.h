@@ -3,7 +3,8 @@
 // bf16: a panel is, per block of 32 k, two tiles of 1 KiB (columns 0..15 and 16..31); a tile is 16
 // k-pairs by 16 columns by 2 parities, what TDPBF16PS and VDPBF16PS read. fp32: k-major
 // [padded_k][32]. Quantised: per scale block of k the 32 columns' scales, then their codes; a k-pair of e4m3
-// codes is 64 bytes whose halves of 8 unpack to the two bf16 tiles; of e2m1 codes two pairs share them. All
+// codes is 64 bytes whose halves of 8 unpack to the two bf16 tiles; two pairs of e2m1 codes are 32 words that hold,
+// from the lowest, the nibbles of the same place in both tiles of the even pair and of the odd one. All
 // index arithmetic is int64. Test: tests/gemm/packed_weights_test.cc.
 #pragma once
 
@@ -92,11 +93,15 @@ struct CodePlace {
 constexpr CodePlace code_place(const CodedLayout& layout, int64_t k, int64_t column) {
   constexpr int64_t kPairBytes = 2 * kPanelColumns;
   const int64_t pair = k % kBlockK / 2;
-  const int64_t line = layout.is_e2m1 ? pair / 2 : pair;
+  if (layout.is_e2m1) {
+    const int64_t word = column % kTileColumns * 2 + k % 2;
+    const int64_t nibble = pair % 2 * 2 + column / kTileColumns;
+    return {codes_offset(layout, k / kBlockK) + pair / 2 * kPairBytes + word * 2 + nibble / 2,
+            static_cast<int>(nibble % 2 * 4)};
+  }
   const int64_t at =
       column % kTileColumns / 4 * 16 + column / kTileColumns * 8 + column % 4 * 2 + k % 2;
-  return {codes_offset(layout, k / kBlockK) + line * kPairBytes + at,
-          layout.is_e2m1 ? static_cast<int>(pair % 2 * 4) : 0};
+  return {codes_offset(layout, k / kBlockK) + pair * kPairBytes + at, 0};
 }
 
 inline uint8_t code_at(const CodedLayout& layout, const std::byte* panel, int64_t k,
