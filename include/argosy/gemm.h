@@ -11,6 +11,7 @@
 
 #include "argosy/activation.h"
 #include "argosy/cpu.h"
+#include "argosy/payload.h"
 #include "argosy/quantise.h"
 #include "argosy/status.h"
 #include "argosy/tensor.h"
@@ -154,6 +155,25 @@ Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const Packe
 // negative or Inf. Allocates: as above, and room for the rows as bf16.
 Status grouped_gemm(const GemmOptions& options, const RaggedQuantisedRows& x,
                     const PackedWeights& w, const TensorView& out);
+
+// Rows that lie anywhere, each as it travelled: straight from the slots they came in. Quantised payloads are decoded to
+// bf16 rows in cache, then everything is as with bf16 rows.
+struct ScatteredRows {
+  PayloadLayout payload;  // hidden = K
+  std::span<const std::byte* const>
+      rows;  // [S] aligned to the dtype, or to 4 bytes; null outside the groups is fine
+  std::span<const int64_t> offsets;  // as RaggedRows
+  std::span<const int64_t> sizes;
+};
+// The same bits as the rows in one matrix. Errors: those above; kInvalidArgument for a group's row without data.
+Status grouped_gemm(const GemmOptions& options, const ScatteredRows& x, const PackedWeights& w,
+                    const TensorView& out);
+
+// Results to anywhere: straight to where their readers are.
+// out  out  [S] one row [w.n()] of the rows' dtype each, aligned to it; rows outside the groups are not written. None
+//           may overlap another or any of x (not checked)
+Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
+                    std::span<std::byte* const> out);
 
 // What steers a level: speed only, never bits. For reports.
 struct GemmHeuristics {

@@ -149,6 +149,22 @@ Status check_scales(const RaggedQuantisedRows& x) {
   return {};
 }
 
+// Every row of a group has an address, aligned.
+template <typename Rows, typename Byte>
+Status check_addresses(const char* name, const Rows& x, Byte* const* rows, int64_t alignment) {
+  for (size_t g = 0; g < x.sizes.size(); ++g) {
+    for (int64_t row = x.offsets[g]; row < x.offsets[g] + x.sizes[g]; ++row) {
+      const auto address = reinterpret_cast<uintptr_t>(rows[row]);
+      if (address == 0) return base::invalid("{} {} of group {} has no data", name, row, g);
+      if (address % static_cast<uintptr_t>(alignment) != 0) {
+        return base::invalid("{} {} of group {} is at address {:#x}, not aligned to {} bytes", name,
+                             row, g, address, alignment);
+      }
+    }
+  }
+  return {};
+}
+
 Status check_epilogue(const GemmOptions& options, const PackedWeights& w, const TensorView& out) {
   if (w.kind() == PackedWeights::Kind::kGateUp) {
     ARGOSY_RETURN_IF_ERROR(validate(options.activation));
@@ -191,6 +207,40 @@ Status check_arguments(const GemmOptions& options, const RaggedQuantisedRows& x,
   ARGOSY_RETURN_IF_ERROR(check_apart(rows.scales, out));
   ARGOSY_RETURN_IF_ERROR(check_groups(x, rows.rows, w.num_groups()));
   return check_scales(x);
+}
+
+Status check_arguments(const GemmOptions& options, const ScatteredRows& x, const PackedWeights& w,
+                       const TensorView& out) {
+  ARGOSY_ASSIGN_OR_RETURN(const PayloadLayout payload,
+                          payload_layout(x.payload.dtype, x.payload.format, x.payload.hidden));
+  if (payload.hidden != w.k()) {
+    return base::invalid("the rows have {} columns, the weights ask for {}", payload.hidden, w.k());
+  }
+  ARGOSY_RETURN_IF_ERROR(check_weights(options, payload.dtype, w));
+  ARGOSY_RETURN_IF_ERROR(check_epilogue(options, w, out));
+  const auto num_rows = static_cast<int64_t>(x.rows.size());
+  if (out.dtype != payload.dtype || out.dim(0) != num_rows) {
+    return base::invalid("out is {}, there are {} {} rows", describe(out), num_rows,
+                         name_of(payload.dtype));
+  }
+  ARGOSY_RETURN_IF_ERROR(check_output_rows(out));
+  ARGOSY_RETURN_IF_ERROR(check_groups(x, num_rows, w.num_groups()));
+  const int64_t alignment = payload.is_quantised() ? 4 : size_of(payload.dtype);
+  return check_addresses("row", x, x.rows.data(), alignment);
+}
+
+Status check_arguments(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
+                       std::span<std::byte* const> out) {
+  ARGOSY_RETURN_IF_ERROR(check_matrix("rows", x.rows, w.k()));
+  ARGOSY_RETURN_IF_ERROR(check_weights(options, x.rows.dtype, w));
+  if (w.kind() == PackedWeights::Kind::kGateUp) {
+    ARGOSY_RETURN_IF_ERROR(validate(options.activation));
+  }
+  if (static_cast<int64_t>(out.size()) != x.rows.dim(0)) {
+    return base::invalid("there are {} output rows for {} rows", out.size(), x.rows.dim(0));
+  }
+  ARGOSY_RETURN_IF_ERROR(check_groups(x, x.rows.dim(0), w.num_groups()));
+  return check_addresses("output row", x, out.data(), size_of(x.rows.dtype));
 }
 
 }  // namespace argosy::gemm

@@ -1,4 +1,4 @@
-// What grouped_gemm refuses, and the rows that both of its kinds become. Test: tests/gemm/arguments_test.cc,
+// What grouped_gemm refuses, and the rows that all of its kinds become. Test: tests/gemm/arguments_test.cc,
 // quantised_rows_test.cc.
 #pragma once
 
@@ -6,17 +6,23 @@
 
 namespace argosy::gemm {
 
-// Rows of either kind. `values` are bf16 or fp32 without scales (format kUnset), else codes.
+// Rows of any kind. `values` are bf16 or fp32 without scales (format kUnset), else codes; or the rows lie at `rows_at`.
 struct GroupedRows {
-  ConstTensorView values;
-  ConstTensorView scales;
+  ConstTensorView values = {};
+  ConstTensorView scales = {};
   BlockFormat format = BlockFormat::kUnset;
-  std::span<const int64_t> offsets;
-  std::span<const int64_t> sizes;
+  std::span<const int64_t> offsets = {};
+  std::span<const int64_t> sizes = {};
+  std::span<const std::byte* const> rows_at = {};
+  PayloadLayout payload = {};  // of those
 
+  bool is_scattered() const { return payload.hidden > 0; }
   bool has_scales() const { return format != BlockFormat::kUnset; }
   // Of the numbers that are multiplied: codes become bf16.
-  DType dtype() const { return has_scales() ? DType::kBF16 : values.dtype; }
+  DType dtype() const {
+    if (is_scattered()) return payload.dtype;
+    return has_scales() ? DType::kBF16 : values.dtype;
+  }
 };
 
 // Rows, weights, output and groups, in this order; `options` without its level.
@@ -24,5 +30,9 @@ Status check_arguments(const GemmOptions& options, const RaggedRows& x, const Pa
                        const TensorView& out);
 Status check_arguments(const GemmOptions& options, const RaggedQuantisedRows& x,
                        const PackedWeights& w, const TensorView& out);
+Status check_arguments(const GemmOptions& options, const ScatteredRows& x, const PackedWeights& w,
+                       const TensorView& out);
+Status check_arguments(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
+                       std::span<std::byte* const> out);
 
 }  // namespace argosy::gemm

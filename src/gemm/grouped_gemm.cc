@@ -90,12 +90,21 @@ int64_t staged_row_bytes(const Dot& dot, int64_t padded_k) {
   return dot.stage == nullptr ? 0 : padded_k / kBlockK * dot.staged_bytes;
 }
 
-// Of quantised rows as bf16, one line more than they need: rows 4 KiB apart would share a set of the L1 cache.
-int64_t value_row_bytes(int64_t padded_k) { return padded_k * size_of(DType::kBF16) + 64; }
+// Rows that are decoded or copied before a kernel sees them.
+bool are_rows_prepared(const Dot& dot, const GroupedRows& x) {
+  if (!x.is_scattered()) return x.has_scales();
+  const bool all_stage = dot.stage != nullptr && (dot.few == nullptr || dot.few->stage != nullptr);
+  return x.payload.is_quantised() || !all_stage;
+}
+
+// Of a prepared row, one line more than it needs: rows 4 KiB apart would share a set of the L1 cache.
+int64_t value_row_bytes(const GroupedRows& x, int64_t padded_k) {
+  return padded_k * size_of(x.dtype()) + 64;
+}
 
 // A worker's room for the largest tile, and where in it everything begins: multiples of 64 bytes.
 struct Room {
-  int64_t values = 0;   // after the staged rows: quantised rows as bf16
+  int64_t values = 0;   // after the staged rows: prepared rows
   int64_t scales = 0;   // and their scales
   int64_t decoded = 0;  // a panel of codes as bf16
   int64_t bytes = 0;
@@ -107,10 +116,10 @@ Room room_of(const Dot& dot, const GroupedRows& x, const PackedWeights& w, int64
   Room room;
   room.values = std::max(few, tile_rows * staged_row_bytes(dot, w.padded_k()));
   room.scales = room.values;
-  if (x.has_scales()) {
+  if (are_rows_prepared(dot, x)) {
     // Kernels that stage take a block of rows at a time.
     const int64_t rows = dot.stage == nullptr ? tile_rows : dot.row_block;
-    room.scales += std::max(rows, few_rows) * value_row_bytes(w.padded_k());
+    room.scales += ceil_div(std::max(rows, few_rows) * value_row_bytes(x, w.padded_k()), 64) * 64;
   }
   room.decoded = room.scales;
   if (x.has_scales()) {
@@ -129,6 +138,7 @@ struct Work {
   const GroupedRows* x = nullptr;
   const PackedWeights* w = nullptr;
   TensorView out;
+  std::span<std::byte* const> out_rows;  // in place of `out`, which then has a dtype only
   Level level = Level::kReference;
   Dot dot;
   CodedPanel coded;
@@ -173,7 +183,13 @@ Prefetch prefetch_of(const Work& work, const Tile& tile, int64_t panel, int64_t 
 struct Output {
   std::byte* first = nullptr;  // row 0 of the tile, first column of the panel
   int64_t row_stride_bytes = 0;
+  std::byte* const* rows_at = nullptr;  // in place of both: every row of the tile
+  int64_t column_bytes = 0;             // and the first column in it
   int64_t num_columns = 0;
+
+  std::byte* row(int64_t r) const {
+    return rows_at != nullptr ? rows_at[r] + column_bytes : first + r * row_stride_bytes;
+  }
 };
 
 Output output_of(const Work& work, const Tile& tile, int64_t panel) {
@@ -181,9 +197,15 @@ Output output_of(const Work& work, const Tile& tile, int64_t panel) {
   const bool gate_up = work.w->kind() == PackedWeights::Kind::kGateUp;
   const int64_t panel_width = gate_up ? kTileColumns : kPanelColumns;
   const int64_t first_column = panel * panel_width;
+  const int64_t num_columns = std::min(panel_width, work.w->n() - first_column);
   const int64_t first_row = work.x->offsets[static_cast<size_t>(tile.group)] + tile.rows.first;
+  if (!work.out_rows.empty()) {
+    return {.rows_at = work.out_rows.data() + first_row,
+            .column_bytes = first_column * element,
+            .num_columns = num_columns};
+  }
   return {work.out.data + (row_offset(first_row, work.out.stride(0)) + first_column) * element,
-          work.out.stride(0) * element, std::min(panel_width, work.w->n() - first_column)};
+          work.out.stride(0) * element, nullptr, 0, num_columns};
 }
 
 // The rows of a tile as its kernel takes them, in blocks.
@@ -203,16 +225,26 @@ struct TileRows {
 struct RowsInMemory {
   const std::byte* first = nullptr;
   int64_t stride_bytes = 0;
+  const std::byte* const* rows_at = nullptr;  // in place of both; only for kernels that stage
 };
 
 // Rows [first_row, ..) of a tile's block: codes become bf16 at `values`, and their scales go to `scales`.
 RowsInMemory block_rows(const Work& work, const RowRange& range, std::byte* values, float* scales) {
   const ConstTensorView& x = work.x->values;
+  if (work.x->is_scattered()) {
+    const std::byte* const* const rows_at = work.x->rows_at.data() + range.first;
+    if (!are_rows_prepared(work.dot, *work.x)) return {.rows_at = rows_at};
+    const int64_t stride_bytes = value_row_bytes(*work.x, work.w->padded_k());
+    for (int64_t r = 0; r < range.count; ++r) {
+      decode_payload(work.x->payload, rows_at[r], values + r * stride_bytes);
+    }
+    return {values, stride_bytes};
+  }
   if (!work.x->has_scales()) {
     return {x.data + row_offset(range.first, x.stride(0)) * size_of(x.dtype),
             x.stride(0) * size_of(x.dtype)};
   }
-  const int64_t stride_bytes = value_row_bytes(work.w->padded_k());
+  const int64_t stride_bytes = value_row_bytes(*work.x, work.w->padded_k());
   decode_rows(x, range, work.level, values, stride_bytes);
   load_row_scales(work.x->scales, range, scales);
   return {values, stride_bytes};
@@ -234,7 +266,7 @@ TileRows rows_of(const Work& work, const Tile& tile, std::byte* room) {
   for (int64_t at = 0; at < rows.num_blocks; ++at) {
     const Part block = rows.block(at);
     // What is staged is not needed any more.
-    const int64_t kept = is_staged ? 0 : block.first * value_row_bytes(work.w->padded_k());
+    const int64_t kept = is_staged ? 0 : block.first * value_row_bytes(*work.x, work.w->padded_k());
     const RowsInMemory from =
         block_rows(work, {first_row + block.first, block.count}, room + work.room.values + kept,
                    scales + block.first * rows.scale_blocks);
@@ -249,6 +281,7 @@ TileRows rows_of(const Work& work, const Tile& tile, std::byte* room) {
         .num_rows = block.count,
         .k = work.w->k(),
         .staged = room + block.first * staged_bytes,
+        .rows_at = from.rows_at,
     });
   }
   return rows;
@@ -281,7 +314,7 @@ void multiply_panel(const Work& work, const Tile& tile, const TileRows& rows, in
     // weights need the miss buffers.
     const bool is_few = rows.count <= work.heuristics.few_rows;
     for (int64_t r = block.first; !is_few && r < block.first + block.count; ++r) {
-      __builtin_prefetch(output.first + r * output.row_stride_bytes, 1, 3);
+      __builtin_prefetch(output.row(r), 1, 3);
     }
     const DotArgs args{
         .rows = rows.first + block.first * rows.row_bytes,
@@ -305,7 +338,7 @@ void multiply_panel(const Work& work, const Tile& tile, const TileRows& rows, in
 // The products of one panel, plus bias, through the activation, to the output.
 void store_panel(const Work& work, const Tile& tile, int64_t panel, const float* products) {
   const Output output = output_of(work, tile, panel);
-  work.store({
+  StoreArgs args{
       .scratch = products,
       .bias = work.w->bias_of_panel(tile.group, panel),
       .limit = work.activation.limit,
@@ -314,7 +347,14 @@ void store_panel(const Work& work, const Tile& tile, int64_t panel, const float*
       .num_columns = output.num_columns,
       .out = output.first,
       .row_stride_bytes = output.row_stride_bytes,
-  });
+  };
+  if (output.rows_at == nullptr) return work.store(args);
+  args.num_rows = 1;
+  for (int64_t r = 0; r < tile.rows.count; ++r) {
+    args.scratch = products + r * kPanelColumns;
+    args.out = output.row(r);
+    work.store(args);
+  }
 }
 
 // As many panels at a time as the scratch holds: few rows would else change the floating-point environment,
@@ -355,11 +395,13 @@ void run_tasks(const Work& work, const Tiles& tiles, int64_t worker,
 
 // Of arguments that were checked.
 Status multiply(const GemmOptions& options, const KernelTable& table, const GroupedRows& x,
-                const PackedWeights& w, const TensorView& out) {
+                const PackedWeights& w, const TensorView& out,
+                std::span<std::byte* const> out_rows = {}) {
   Work work;
   work.x = &x;
   work.w = &w;
   work.out = out;
+  work.out_rows = out_rows;
   work.level = options.level;
   work.dot = dot_of(table, x, w, options.dot_order);
   work.coded = coded_of(options.level, x, w);
@@ -397,8 +439,7 @@ Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const Packe
                     const TensorView& out) {
   ARGOSY_ASSIGN_OR_RETURN(const gemm::KernelTable* table, gemm::kernels_for(options.level));
   ARGOSY_RETURN_IF_ERROR(gemm::check_arguments(options, x, w, out));
-  const gemm::GroupedRows rows{
-      .values = x.rows, .scales = {}, .offsets = x.offsets, .sizes = x.sizes};
+  const gemm::GroupedRows rows{.values = x.rows, .offsets = x.offsets, .sizes = x.sizes};
   return gemm::multiply(options, *table, rows, w, out);
 }
 
@@ -412,6 +453,25 @@ Status grouped_gemm(const GemmOptions& options, const RaggedQuantisedRows& x,
                                .offsets = x.offsets,
                                .sizes = x.sizes};
   return gemm::multiply(options, *table, rows, w, out);
+}
+
+Status grouped_gemm(const GemmOptions& options, const ScatteredRows& x, const PackedWeights& w,
+                    const TensorView& out) {
+  ARGOSY_ASSIGN_OR_RETURN(const gemm::KernelTable* table, gemm::kernels_for(options.level));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_arguments(options, x, w, out));
+  const gemm::GroupedRows rows{
+      .offsets = x.offsets, .sizes = x.sizes, .rows_at = x.rows, .payload = x.payload};
+  return gemm::multiply(options, *table, rows, w, out);
+}
+
+Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
+                    std::span<std::byte* const> out) {
+  ARGOSY_ASSIGN_OR_RETURN(const gemm::KernelTable* table, gemm::kernels_for(options.level));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_arguments(options, x, w, out));
+  const gemm::GroupedRows rows{.values = x.rows, .offsets = x.offsets, .sizes = x.sizes};
+  TensorView dtype_only;
+  dtype_only.dtype = x.rows.dtype;
+  return gemm::multiply(options, *table, rows, w, dtype_only, out);
 }
 
 }  // namespace argosy

@@ -26,7 +26,12 @@ struct StageArgs {
   int64_t row_stride_bytes = 0;
   int64_t num_rows = 0;  // in [1, row_block]
   int64_t k = 0;
-  std::byte* staged = nullptr;  // 64-byte aligned
+  std::byte* staged = nullptr;                // 64-byte aligned
+  const std::byte* const* rows_at = nullptr;  // [num_rows] where every row lies; null: as above
+
+  const std::byte* row(int64_t r) const {
+    return rows_at != nullptr ? rows_at[r] : rows + r * row_stride_bytes;
+  }
 };
 using StageKernel = void (*)(const StageArgs& args);
 

@@ -39,7 +39,7 @@ ARGOSY_KERNEL_TARGET void stage_rows(const StageArgs& args) {
   const int64_t block_floats = args.num_rows * Rows::kStaged;
   // Row by row: the reads are the long way.
   for (int64_t r = 0; r < args.num_rows; ++r) {
-    const std::byte* row = args.rows + r * args.row_stride_bytes;
+    const std::byte* row = args.row(r);
     for (int64_t block = 0; block < num_full; ++block) {
       Rows::stage(row + block * kBlockK * Rows::kElementBytes,
                   to + block * block_floats + r * Rows::kStaged);
