@@ -191,6 +191,34 @@ TEST(Fused, GivesTheBitsOfTheReference) {
   }
 }
 
+// The best experts stand in one column of 16, or in one half of them; rows of any sign, with ties.
+TEST(Fused, BestExpertsInOneColumn) {
+  constexpr uint64_t kSeed = 85;
+  SCOPED_TRACE(testing::Message() << "seed " << kSeed);
+  Random random(kSeed);
+  for (int round = 0; round < 150; ++round) {
+    const char* const preset = one_of(random, {"qwen3_moe", "olmoe", "gpt_oss"});
+    const int64_t num_experts = one_of<int64_t>(random, {60, 64, 128, 200, 256, 1024});
+    Batch batch = {spec_of(preset, num_experts, draw(random, 1, 8)), {}, {}, {}};
+    for (int64_t t = 0; t < 16; ++t) {
+      std::vector<float> row = normal_logits(random, static_cast<size_t>(num_experts), 1.0f);
+      const int64_t columns = one_of<int64_t>(random, {1, 2, 8});
+      const int64_t first = draw(random, 0, 15);
+      const float shift = one_of(random, {0.0f, -20.0f, 20.0f});
+      const bool ties = draw(random, 0, 1) != 0;
+      for (int64_t i = 0; i < num_experts; ++i) {
+        float& z = row[static_cast<size_t>(i)];
+        if ((i + 16 - first) % 16 < columns) z += 4.0f;
+        z += shift;
+        if (ties) z = std::round(z * 8.0f) / 8.0f;
+      }
+      batch.logits.insert(batch.logits.end(), row.begin(), row.end());
+    }
+    expect_bits_of_reference(batch);
+    if (HasFatalFailure()) return;
+  }
+}
+
 // A bias that lifts every score to the same sum: what is left is rounding.
 TEST(Fused, CancellingBiases) {
   constexpr uint64_t kSeed = 82;
