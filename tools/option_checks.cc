@@ -29,6 +29,16 @@ std::string message_of(const Result<T>& result) {
   return result.has_value() ? std::string() : result.error().message();
 }
 
+// Empty when the word is a whole number in the range.
+std::string refusal_of(std::string_view word, int64_t lowest, int64_t highest) {
+  const std::optional<int64_t> value = parse_all<int64_t>(word);
+  if (value.has_value() && *value >= lowest && *value <= highest) return {};
+  if (highest == std::numeric_limits<int64_t>::max()) {
+    return fmt::format("'{}' is not a whole number of at least {}", word, lowest);
+  }
+  return fmt::format("'{}' is not a whole number from {} to {}", word, lowest, highest);
+}
+
 }  // namespace
 
 std::optional<int64_t> parse_whole_number(std::string_view word) {
@@ -40,15 +50,30 @@ std::optional<double> parse_number(std::string_view word) {
   return value.has_value() && std::isfinite(*value) ? value : std::nullopt;
 }
 
+std::vector<std::string_view> split_at_commas(std::string_view list) {
+  std::vector<std::string_view> items;
+  for (size_t comma = list.find(','); comma != std::string_view::npos; comma = list.find(',')) {
+    items.push_back(list.substr(0, comma));
+    list.remove_prefix(comma + 1);
+  }
+  items.push_back(list);
+  return items;
+}
+
 CLI::Validator whole_number(int64_t lowest, int64_t highest) {
   return CLI::Validator(
-      [lowest, highest](std::string& word) {
-        const std::optional<int64_t> value = parse_whole_number(word);
-        if (value.has_value() && *value >= lowest && *value <= highest) return std::string();
-        if (highest == std::numeric_limits<int64_t>::max()) {
-          return fmt::format("'{}' is not a whole number of at least {}", word, lowest);
+      [lowest, highest](std::string& word) { return refusal_of(word, lowest, highest); }, "");
+}
+
+CLI::Validator whole_numbers(int64_t lowest, int64_t highest) {
+  return CLI::Validator(
+      [lowest, highest](std::string& list) {
+        const std::vector<std::string_view> items = split_at_commas(list);
+        for (size_t i = 0; i < items.size(); ++i) {
+          const std::string refusal = refusal_of(items[i], lowest, highest);
+          if (!refusal.empty()) return fmt::format("item {} of '{}': {}", i + 1, list, refusal);
         }
-        return fmt::format("'{}' is not a whole number from {} to {}", word, lowest, highest);
+        return std::string();
       },
       "");
 }

@@ -17,7 +17,12 @@ std::optional<int64_t> parse_whole_number(std::string_view word);
 // A finite decimal number, the whole word.
 std::optional<double> parse_number(std::string_view word);
 
+// "4,,4" has three items, one of them empty.
+std::vector<std::string_view> split_at_commas(std::string_view list);
+
 CLI::Validator whole_number(int64_t lowest, int64_t highest);
+// A list with commas; an item that is refused is named by its place.
+CLI::Validator whole_numbers(int64_t lowest, int64_t highest);
 CLI::Validator number(double lowest, double highest);
 CLI::Validator level_name();
 CLI::Validator dot_order_name();

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "argosy/cpu.h"
 #include "argosy/plan.h"
 #include "argosy/router_trace.h"
 #include "tools/commands.h"
@@ -166,6 +167,7 @@ Result<int> replay_and_write(const RouteOptions& options) {
 int run_route(const RouteOptions& options) {
   if (const Status status = check_combination(options); !status.ok()) return fail(status);
   if (const Status status = check_files(options); !status.ok()) return fail(status);
+  if (const auto cpu = cpu_info(); !cpu.has_value()) return fail(cpu.error());
   const Result<int> exit_code =
       options.replay.empty() ? route_and_write(options) : replay_and_write(options);
   return exit_code.has_value() ? *exit_code : fail(exit_code.error());

@@ -137,11 +137,16 @@ void add_loss_options(CLI::App& command, RouteOptions& options) {
       ->type_name("COUNTS")
       ->check(one_of({"routed", "plain"}));
   command
-      .add_option("--sequence-lengths", options.sequence_lengths,
-                  "Tokens of each sequence, in order, with commas; for --aux-scope sequence")
+      .add_option_function<std::string>(
+          "--sequence-lengths",
+          [&options](const std::string& list) {
+            for (const std::string_view word : split_at_commas(list)) {
+              options.sequence_lengths.push_back(parse_whole_number(word).value_or(0));
+            }
+          },
+          "Tokens of each sequence, in order, with commas; for --aux-scope sequence")
       ->type_name("N,N,...")
-      ->delimiter(',')
-      ->check(whole_number(0, std::numeric_limits<int64_t>::max()));
+      ->check(whole_numbers(0, std::numeric_limits<int64_t>::max()));
   command.add_option("--z-loss", options.z_loss, "Coefficient of the z-loss")
       ->type_name("COEFF")
       ->check(number(-kLarge, kLarge));

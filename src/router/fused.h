@@ -3,14 +3,15 @@
 //
 // Experts are chosen on cheap fp32 approximations with a proven bound of their error; only the few
 // that may be among the top_k get their exact score, in the operations of kernel.inl. A token that
-// the bounds do not decide is left to the reference path of route.cc, so the bits are always those
-// of the reference. Floor: docs/perf/router.md. Decision: docs/adr/0010. Test:
+// the bounds do not decide is left to route_token() of route.cc, so the bits are always those of the
+// reference. Floor: docs/perf/router.md. Decision: docs/adr/0010. Test:
 // tests/router/fused_test.cc.
 #pragma once
 
 #include <cstdint>
 
 #include "argosy/router.h"
+#include "router/kernel.h"
 
 namespace argosy::router {
 
@@ -69,7 +70,7 @@ inline constexpr float kFineSigmoidError = 5e-7f;
 
 extern const FusedKernel kFusedKernelAvx512;  // only on a CPU with Level::kAvx512
 
-// The kernel for this CPU, or null: the reference path then routes every token.
+// The kernel for this CPU, or null.
 const FusedKernel* fused_kernel();
 
 // Floats of `shifted_bias` for a plan.
@@ -81,8 +82,18 @@ int64_t shifted_bias_size(int64_t num_experts);
 bool make_fused_plan(const RouterSpec& spec, const float* bias, bool normalised,
                      float* shifted_bias, FusedPlan* plan);
 
-// route() without the fused pass: the naive twin.
-Status route_by_reference(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool,
-                          Routing* routing);
+// The parts that route() goes through on a CPU; the same bits with any.
+struct RoutePath {
+  const Kernel* kernel = nullptr;
+  bool select = false;                 // by Kernel::select, else by select_experts()
+  const FusedKernel* fused = nullptr;  // null: no fused pass
+};
+
+// The naive twin.
+inline constexpr RoutePath kReferencePath = {&kBaselineKernel, false, nullptr};
+
+// route() by given parts.
+Status route_by(const RoutePath& path, const RouterSpec& spec, const RouterInput& input,
+                ThreadPool* pool, Routing* routing);
 
 }  // namespace argosy::router

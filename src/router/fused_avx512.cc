@@ -1,10 +1,10 @@
 // The fused pass in AVX-512; see fused.h.
 //
-// Two shapes of work alternate. Along a row (fused_rows.inl): approximations, group scores and the
-// candidates above a threshold, 16 experts a vector. Across tokens: thresholds, sorting, exact scores and
-// weights, one token a lane, so that networks of minima and maxima have no latency to wait for. No
-// standard function may come in here: the linker could keep its AVX-512 copy for everyone. Test:
-// tests/router/fused_test.cc.
+// Two shapes of work alternate. Along a row: approximations, group scores and the candidates above a
+// threshold (fused_rows.inl), or the best logits of 16 columns (fused_columns.inl), 16 experts a vector.
+// Across tokens: thresholds, sorting, exact scores and weights, one token a lane, so that networks of minima
+// and maxima have no latency to wait for. No standard function may come in here: the linker could keep its
+// AVX-512 copy for everyone. Test: tests/router/fused_test.cc.
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 warns of the deliberately undefined operands inside its own intrinsics.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -23,6 +23,8 @@ namespace {
 #include "router/fused_lanes.inl"
 // Uses its vectors.
 #include "router/fused_rows.inl"
+// Uses both.
+#include "router/fused_columns.inl"
 
 // Candidates of a token that get an exact score: one more than can be chosen.
 constexpr int kExact = static_cast<int>(kFusedMostTopK) + 1;
@@ -41,25 +43,16 @@ class Finisher {
         id_mask_(id_mask_of(plan.num_experts)) {}
 
   [[gnu::noinline]] void finish() {
-    V keys[kLanes];
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) {
-      keys[i] = _mm512_load_ps(work_.candidates[i < block_.num_tokens ? i : 0]);
-    }
-    transpose(keys);
-    sort_lanes<kLanes>(keys);
-    alignas(64) float falling[kLanes][kLanes];
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) _mm512_store_ps(falling[i], keys[i]);
-    check_cut(_mm512_load_ps(falling[plan_.top_k - 1]), _mm512_load_ps(falling[plan_.top_k + 1]));
+    check_cut(_mm512_load_ps(work_.keys[plan_.top_k - 1]),
+              _mm512_load_ps(work_.keys[plan_.top_k + 1]));
     Chosen chosen;
     switch (plan_.score) {
       case Score::kSigmoid:
-        rank<Score::kSigmoid>(keys, &chosen);
+        rank<Score::kSigmoid>(&chosen);
         break;
       case Score::kSoftmax:
       case Score::kLogit:
-        rank<Score::kLogit>(keys, &chosen);
+        rank<Score::kLogit>(&chosen);
         break;
     }
     weigh(chosen);
@@ -78,11 +71,9 @@ class Finisher {
   void check_cut(V last, V out) {
     const V magnitude = floats(set(0x7FFFFFFF)), huge = set(0x1p+100f);
     const V unit = set(static_cast<float>(id_mask_ + 1) * 0x1p-23f);
-    const V low = _mm512_fnmadd_ps(_mm512_and_ps(last, magnitude), unit, last);
     const V high = _mm512_fmadd_ps(_mm512_min_ps(_mm512_and_ps(out, magnitude), huge), unit, out);
-    const V margin = _mm512_fmadd_ps(_mm512_load_ps(work_.error), set(2.0f), set(2 * kApart));
-    leave(
-        static_cast<__mmask16>(~_mm512_cmp_ps_mask(_mm512_sub_ps(low, high), margin, _CMP_GT_OQ)));
+    const V least = out_below(last, id_mask_, _mm512_load_ps(work_.error));
+    leave(static_cast<__mmask16>(~_mm512_cmp_ps_mask(least, high, _CMP_GT_OQ)));
   }
 
   // Row pointers as integers, for the gathers.
@@ -100,14 +91,20 @@ class Finisher {
 
   // Exact selection scores of the first candidates, in order; ties go to the lowest id.
   template <Score kScore>
-  void rank(const V* keys, Chosen* chosen) {
+  void rank(Chosen* chosen) {
     const Addresses rows = {_mm512_loadu_si512(block_.rows), _mm512_loadu_si512(block_.rows + 8)};
     constexpr bool kIsSigmoid = kScore == Score::kSigmoid;
 #pragma GCC unroll 9
     for (int slot = 0; slot < kExact; ++slot) {
       ahead_.fetch(lines_);
-      const __mmask16 there = _mm512_cmp_ps_mask(keys[slot], set(kLowest), _CMP_GT_OQ);
-      const I id = _mm512_and_si512(bits(keys[slot]), set(id_mask_));
+      if (!kIsSigmoid && slot > plan_.top_k) {
+        chosen->ids[slot] = _mm512_setzero_si512();
+        chosen->selection[slot] = set(kLowest);
+        continue;
+      }
+      const V key = _mm512_load_ps(work_.keys[slot]);
+      const __mmask16 there = _mm512_cmp_ps_mask(key, set(kLowest), _CMP_GT_OQ);
+      const I id = _mm512_and_si512(bits(key), set(id_mask_));
       V value = gather(rows, id);
       if (kIsSigmoid) {
         value = rounded(exact_sigmoid(low_half(value)), exact_sigmoid(high_half(value)));
@@ -120,7 +117,7 @@ class Finisher {
       chosen->selection[slot] = _mm512_mask_mov_ps(set(kLowest), there, value);
     }
     // The keys' order is nearly right: one round is the rule.
-    while (is_out_of_order(*chosen)) {
+    while (is_out_of_order(*chosen, static_cast<int>(plan_.top_k))) {
       __mmask16 moved = 0;
 #pragma GCC unroll 2
       for (int begin = 0; begin < 2; ++begin) {
@@ -132,10 +129,11 @@ class Finisher {
   }
 
   // True also for equal neighbours, in whatever order.
-  static bool is_out_of_order(const Chosen& chosen) {
+  static bool is_out_of_order(const Chosen& chosen, int top_k) {
     __mmask16 found = 0;
 #pragma GCC unroll 8
     for (int k = 0; k + 1 < kExact; ++k) {
+      if (k >= top_k) continue;
       found |= _mm512_cmp_ps_mask(chosen.selection[k], chosen.selection[k + 1], _CMP_LE_OQ);
     }
     return found != 0;
@@ -204,8 +202,9 @@ class Finisher {
     if (plan_.over_all) divide_by_all<kHigh>(_mm512_load_pd(sums), terms);
     if (plan_.normalised) {
       const D sum = _mm512_add_pd(sum_of_eight(terms), _mm512_set1_pd(plan_.added_to_sum));
+      const D inverse = inverse_of(sum);
 #pragma GCC unroll 8
-      for (int k = 0; k < 8; ++k) terms[k] = _mm512_div_pd(terms[k], sum);
+      for (int k = 0; k < 8; ++k) terms[k] = quotient(terms[k], sum, inverse);
     }
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) _mm256_store_ps(weights[k] + (kHigh ? 8 : 0), scaled(terms[k]));
@@ -214,10 +213,11 @@ class Finisher {
   // Powers to scores of a softmax over all experts; rounded to fp32 where they are normalised next.
   template <bool kHigh>
   void divide_by_all(D sum, D* terms) {
+    const D inverse = inverse_of(sum);
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) {
       if (k >= plan_.top_k) continue;
-      terms[k] = _mm512_div_pd(terms[k], sum);
+      terms[k] = quotient(terms[k], sum, inverse);
       if (!plan_.normalised) continue;
       const __m256 score = _mm512_cvtpd_ps(terms[k]);
       const uint32_t small =
@@ -298,7 +298,11 @@ uint32_t route_block(const FusedPlan& plan, const FusedBlock& block) {
   Work work;
   work.undecided = 0;
   Ahead ahead(plan, block);
-  Collector(plan, block, &ahead, &work).collect();
+  if (Columns::takes(plan)) {
+    Columns(plan, block, &ahead, &work).collect();
+  } else {
+    Collector(plan, block, &ahead, &work).collect();
+  }
   Finisher(plan, block, &ahead, &work).finish();
   return work.undecided & ((1u << block.num_tokens) - 1);
 }

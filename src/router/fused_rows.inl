@@ -1,11 +1,13 @@
 // Part of fused_avx512.cc: the work along rows. From the logits of up to 16 tokens to at most 16 candidates
-// of each, among which its experts are.
+// of each, among which its experts are: of sigmoids, and of logits with groups.
 //
 // Lanes, vectors and tokens of a block are counted in int: numbers below a thousand that the compiler unrolls.
 // Test: tests/router/fused_test.cc.
 // NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
 
-constexpr int kMostCandidates = 32;  // of a token, before the largest kLanes are kept
+constexpr int kKeys =
+    static_cast<int>(kFusedMostTopK) + 2;  // of a token; it may choose all but two
+constexpr int kMostCandidates = 32;        // of a token, before the largest kLanes are kept
 // Logits of a softmax at least this far apart have different fp32 scores: e^(2^-22) is more than an ulp.
 constexpr float kApart = 0x1p-22f;
 
@@ -16,7 +18,8 @@ struct alignas(64) Work {
   uint32_t kept_groups[kLanes];  // bits
   // Keys: the approximation (or logit), its low bits replaced by the expert.
   float candidates[kLanes][kMostCandidates + kLanes];
-  uint32_t undecided;  // tokens, as bits
+  float keys[kKeys][kLanes];  // the best of the candidates, falling
+  uint32_t undecided;         // tokens, as bits
 };
 
 // Fetches the rows after the block's, which mostly are the next block's; a line that is not there costs
@@ -49,6 +52,15 @@ ARGOSY_INLINE int32_t id_mask_of(int64_t num_experts) {
   return static_cast<int32_t>(size - 1);
 }
 
+// Every expert that may be among the best K lies at or above this when the K-th key is `last`: a key is off by
+// its low bits, a logit less than kApart above another may have its score.
+ARGOSY_INLINE V out_below(V last, int32_t id_mask, V error) {
+  const V magnitude = floats(set(0x7FFFFFFF));
+  const V unit = set(static_cast<float>(id_mask + 1) * 0x1p-23f);
+  const V low = _mm512_fnmadd_ps(_mm512_and_ps(last, magnitude), unit, last);
+  return _mm512_sub_ps(low, _mm512_fmadd_ps(error, set(2.0f), set(2 * kApart)));
+}
+
 class Collector {
  public:
   Collector(const FusedPlan& plan, const FusedBlock& block, Ahead* ahead, Work* work)
@@ -68,6 +80,7 @@ class Collector {
       last_ = static_cast<int>(first + step < block_.num_tokens ? first + step : block_.num_tokens);
       collect_part();
     }
+    sort_candidates();
   }
 
  private:
@@ -84,22 +97,47 @@ class Collector {
     return is_sigmoid() ? block_.scratch + (token - first_) * num_padded_ : block_.rows[token];
   }
 
+  [[gnu::noinline]] void sort_candidates() {
+    V keys[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      keys[i] = _mm512_load_ps(work_.candidates[i < block_.num_tokens ? i : 0]);
+    }
+    transpose(keys);
+    if (is_sigmoid()) {
+      I positive[kLanes];  // or kLowest, which as an integer is below them too
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) positive[i] = bits(keys[i]);
+      sort_lanes<kLanes>(positive);
+#pragma GCC unroll 10
+      for (int k = 0; k < kKeys; ++k) _mm512_store_ps(work_.keys[k], floats(positive[k]));
+      return;
+    }
+    sort_lanes<kLanes>(keys);
+#pragma GCC unroll 10
+    for (int k = 0; k < kKeys; ++k) _mm512_store_ps(work_.keys[k], keys[k]);
+  }
+
+  void limit_groups() {
+    uint32_t open = choose_groups();
+    if (is_sigmoid() && open != 0) {
+      survey_finely(open);
+      open = choose_groups();
+    }
+    work_.undecided |= open;
+  }
+
   void collect_part() {
     survey();
-    if (plan_.num_groups > 1) {
-      uint32_t open = choose_groups();
-      if (is_sigmoid() && open != 0) {
-        survey_finely(open);
-        open = choose_groups();
-      }
-      work_.undecided |= open;
+    if (plan_.num_groups == 1) {
+      set_thresholds();
+    } else {
+      limit_groups();
       // Otherwise the seconds of the kept groups are K experts or more.
       if (plan_.top_k > 2 * plan_.keep_groups || !plan_.sum_of_two) {
         survey_kept();
         set_thresholds();
       }
-    } else {
-      set_thresholds();
     }
     if (!is_whole()) {
       for (int token = first_; token < last_; ++token) put_candidates<Kept::kAll>(token);
@@ -115,13 +153,7 @@ class Collector {
   // Leaves the approximations and edges of all tokens. Coarse ones, but for rows beyond the range of those.
   void survey() {
     if (!is_sigmoid()) {
-      if (!is_whole()) {
-        survey_logits<false, Edges::kMaxima>();
-      } else if (plan_.num_groups == 1) {
-        survey_logits<true, Edges::kMaxima>();
-      } else {
-        survey_logits<true, Edges::kBest>();
-      }
+      survey_logits();
       return;
     }
     uint32_t outside = 0;
@@ -183,24 +215,19 @@ class Collector {
     return outside;
   }
 
-  template <bool kWhole, Edges kEdges>
+  // With groups, hence of whole vectors.
   [[gnu::noinline]] void survey_logits() {
-    const int64_t num_experts = plan_.num_experts;
     const I magnitude = set(0x7FFFFFFF);
     for (int token = first_; token < last_; ++token) {
       const float* const row = block_.rows[token];
       I largest = _mm512_setzero_si512();
       ahead_.fetch(lines_);
       const auto load = [&](int64_t at) {
-        const __mmask16 there = kWhole ? __mmask16{0xFFFF} : tail_mask(num_experts, at);
-        const V z = kWhole ? _mm512_loadu_ps(row + at)
-                           : _mm512_mask_loadu_ps(set(kLowest), there, row + at);
-        const I size = _mm512_and_si512(bits(z), magnitude);
-        largest = kWhole ? _mm512_max_epu32(largest, size)
-                         : _mm512_mask_max_epu32(largest, there, largest, size);
+        const V z = _mm512_loadu_ps(row + at);
+        largest = _mm512_max_epu32(largest, _mm512_and_si512(bits(z), magnitude));
         return z;
       };
-      store_edges<kEdges>(token, kLowest, load);
+      store_edges<Edges::kBest>(token, kLowest, load);
       leave_nonfinite(token, largest);
       work_.error[token] = 0.0f;
     }

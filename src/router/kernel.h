@@ -1,9 +1,9 @@
-// The arithmetic of the router that is worth an instruction set: score functions and the gate
+// What of the router is worth an instruction set: score functions, the choice of experts and the gate
 // product.
 //
-// kernel.inl is compiled twice, for any x86-64 and for AVX2 with FMA; both give the same bits,
-// because every FMA is written out. Callers set the floating-point environment. Test:
-// tests/router/kernel_test.cc.
+// kernel.inl is compiled three times, for any x86-64, for AVX2 with FMA and for AVX-512; all give the same
+// bits, because every FMA is written out. Callers set the floating-point environment. Test:
+// tests/router/kernel_test.cc, tests/router/select_kernel_test.cc.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,23 @@ using ScoreRow = void (*)(const float* logits, int64_t num_experts, double* exac
 // underflows unless its weight does. Returns their sum.
 using ChosenTerms = double (*)(const float* chosen_logits, int64_t top_k, double* terms);
 
+inline constexpr int64_t kSelectMostTopK = 64;
+
+// What select() needs of a spec; see select_rules().
+struct SelectRules {
+  int64_t top_k = 0;
+  int64_t num_groups = 1;
+  int64_t keep_groups = 1;  // num_groups: no limit
+  int64_t num_summed = 1;   // experts that a group's score sums up
+  int64_t group_size = 0;
+  int64_t group_stride = 0;  // whole vectors
+};
+
+// The bits of select_experts() of top_k.h. `orders` [num_groups * group_stride] is scratch. False when too
+// many scores are equal: select_experts() is faster then.
+using Select = bool (*)(const SelectRules& rules, const float* selection, int32_t* orders,
+                        int32_t* topk_idx);
+
 struct Kernel {
   ScoreRow softmax_scores;
   ScoreRow sigmoid_scores;
@@ -28,15 +45,17 @@ struct Kernel {
   ChosenTerms softmax_terms;
   ChosenTerms sigmoid_terms;
   ChosenTerms sqrt_softplus_terms;
+  Select select;
   // acc[t * kGateExperts + j] = fma(x[t * kGateHidden + h], panel[h * kGateExperts + j], acc), h
   // ascending over [0, depth). Denormals: flushed.
   void (*gate_tile)(const float* x, const float* panel, int64_t depth, float* acc);
 };
 
 extern const Kernel kBaselineKernel;
-extern const Kernel kFmaKernel;  // only on a CPU with AVX2 and FMA
+extern const Kernel kFmaKernel;     // only on a CPU with Level::kAvx2
+extern const Kernel kAvx512Kernel;  // only on a CPU with Level::kAvx512
 
-// The kernel for this CPU.
+// The kernel for this CPU, ARGOSY_MAX_LEVEL heeded.
 const Kernel& kernel();
 
 }  // namespace argosy::router

@@ -1,5 +1,6 @@
-// Body of kernel_baseline.cc and kernel_fma.cc; see kernel.h. No standard header with inline
+// Body of kernel_baseline.cc, kernel_fma.cc and kernel_avx512.cc; see kernel.h. No standard header with inline
 // functions may come in here: the linker could keep their AVX2 copy for everyone.
+#include <cstdint>
 
 #include "numeric/elementary.h"
 #include "router/kernel.h"
@@ -11,10 +12,21 @@ namespace {
 using numeric::exp_nonpositive_f64;
 using numeric::log1p_quotient_f64;
 
+#include "router/select_kernel.inl"
+
+// Eight lanes, as one chain of comparisons would wait for each. Of -0 and +0 either may come out.
 float largest(const float* values, int64_t count) {
-  float best = values[0];
-  for (int64_t i = 1; i < count; ++i) best = values[i] > best ? values[i] : best;
-  return best;
+  F8 best = F8{} + values[0];
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    F8 next;
+    __builtin_memcpy(&next, values + i, sizeof(next));
+    best = next > best ? next : best;
+  }
+  for (int j = 0; i + j < count; ++j) best[j] = values[i + j] > best[j] ? values[i + j] : best[j];
+  float most = best[0];
+  for (int j = 1; j < kLanes; ++j) most = best[j] > most ? best[j] : most;
+  return most;
 }
 
 double softmax_terms(const float* logits, int64_t count, double* terms) {
@@ -40,9 +52,12 @@ ARGOSY_INLINE double sigmoid_over_exp(double z, double shift) {
   return exp_nonpositive_f64(negative - shift) / (1.0 + exp_nonpositive_f64(below));
 }
 
+// The bits of sigmoid_over_exp(z, 0) with one power: e^min(z, 0) is 1 or the denominator's.
 void sigmoid_scores(const float* logits, int64_t num_experts, double* exact, float* scores) {
   for (int64_t i = 0; i < num_experts; ++i) {
-    exact[i] = sigmoid_over_exp(static_cast<double>(logits[i]), 0.0);
+    const auto z = static_cast<double>(logits[i]);
+    const double power = exp_nonpositive_f64(z < 0.0 ? z : -z);
+    exact[i] = (z < 0.0 ? power : 1.0) / (1.0 + power);
     scores[i] = static_cast<float>(exact[i]);
   }
 }
@@ -107,7 +122,7 @@ void gate_tile(const float* x, const float* panel, int64_t depth, float* acc) {
 
 constexpr Kernel kThisKernel = {softmax_scores, sigmoid_scores, sqrt_softplus_scores,
                                 softmax_terms,  sigmoid_terms,  sqrt_softplus_terms,
-                                gate_tile};
+                                select,         gate_tile};
 
 }  // namespace
 }  // namespace argosy::router

@@ -1,7 +1,7 @@
 // route(): checks, then one pass over blocks of tokens, each token alone: score, select, weigh.
 // Tokens write disjoint rows and share nothing, so the bits do not depend on the threads. Where the
-// CPU and the spec allow it the fused pass (fused.h) routes; route_token() is the reference, which takes
-// what that leaves and gives the same bits. Test: tests/router/route_test.cc, fused_test.cc.
+// CPU and the spec allow it the fused pass (fused.h) routes; what that leaves goes through route_token(), which
+// computes all scores. The naive twin is kReferencePath. All give the same bits. Test: tests/router/route_test.cc, fused_test.cc.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -39,6 +40,7 @@ struct Scratch {
   float* selection;      // [E] scores + bias
   float* zeros;          // [E] the row that replaces a non-finite one
   float* chosen;         // [K] logits or scores of the chosen experts
+  int32_t* orders;       // see Select
 
   static int64_t bytes(const RouterSpec& spec) {
     Scratch scratch;
@@ -67,6 +69,8 @@ struct Scratch {
     take(&selection, spec.num_experts);
     take(&zeros, spec.num_experts);
     take(&chosen, spec.top_k);
+    const std::optional<router::SelectRules> rules = router::select_rules(spec);
+    take(&orders, rules.has_value() ? rules->num_groups * rules->group_stride : 0);
     return used;
   }
 };
@@ -76,8 +80,7 @@ struct ScoreRules {
   router::ChosenTerms terms = nullptr;
 };
 
-ScoreRules rules_of(ScoreFunction function) {
-  const router::Kernel& kernel = router::kernel();
+ScoreRules rules_of(ScoreFunction function, const router::Kernel& kernel) {
   switch (function) {
     case ScoreFunction::kSoftmax:
       return {kernel.softmax_scores, kernel.softmax_terms};
@@ -136,22 +139,23 @@ void for_token_blocks(ThreadPool* pool, int64_t num_tokens, Body&& body) {
   }
 }
 
-enum class Pass { kFusedWherePossible, kReference };
-
 class Router {
  public:
-  Router(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool, Routing* routing)
-      : spec_(spec),
+  Router(const router::RoutePath& path, const RouterSpec& spec, const RouterInput& input,
+         ThreadPool* pool, Routing* routing)
+      : path_(path),
+        spec_(spec),
         input_(input),
         pool_(pool),
         routing_(routing),
-        rules_(rules_of(spec.score_function)),
+        rules_(rules_of(spec.score_function, *path.kernel)),
         bias_(spec.selection_bias == Choice::kYes ? input.selection_bias.as<float>() : nullptr),
         normalised_(weights_sum_to_one(spec)) {}
 
-  Status run(Pass pass) {
+  Status run() {
     ARGOSY_RETURN_IF_ERROR(prepare());
-    if (pass == Pass::kFusedWherePossible) prepare_fused();
+    if (path_.select) select_rules_ = router::select_rules(spec_);
+    if (path_.fused != nullptr) prepare_fused();
     std::atomic<bool> out_of_memory{false};
     for_token_blocks(pool_, num_tokens(), [&](int64_t first, int64_t last, int thread) {
       if (!route_block(first, last, tally(thread)))
@@ -207,22 +211,21 @@ class Router {
     return {};
   }
 
-  // Without memory for the bias the reference routes.
+  // Without memory for the bias route_token() does all.
   void prepare_fused() {
     thread_local AlignedBuffer buffer;  // as in route_block
-    const router::FusedKernel* const kernel = router::fused_kernel();
     const int64_t size = router::shifted_bias_size(spec_.num_experts);
-    if (kernel == nullptr || spec_.num_experts > router::kFusedMostExperts ||
+    if (spec_.num_experts > router::kFusedMostExperts ||
         !buffer.reserve(size * static_cast<int64_t>(sizeof(float))).ok()) {
       return;
     }
     auto* const shifted_bias = reinterpret_cast<float*>(buffer.data());
     if (router::make_fused_plan(spec_, bias_, normalised_, shifted_bias, &fused_plan_)) {
-      fused_ = kernel;
+      fused_ = path_.fused;
     }
   }
 
-  // Routes `count` valid tokens; those that the fused pass leaves by the reference.
+  // Routes `count` valid tokens; those that the fused pass leaves one by one.
   void route_tokens(const int64_t* tokens, int64_t count, const Scratch& scratch,
                     int64_t* tally) const {
     uint32_t left = (1u << count) - 1;
@@ -309,7 +312,10 @@ class Router {
       selection = scratch.selection;
     }
     int32_t* topk_idx = routing_->topk_idx.data() + token * spec_.top_k;
-    router::select_experts(spec_, selection, {scratch.keys, scratch.group_keys}, topk_idx);
+    if (!select_rules_.has_value() ||
+        !path_.kernel->select(*select_rules_, selection, scratch.orders, topk_idx)) {
+      router::select_experts(spec_, selection, {scratch.keys, scratch.group_keys}, topk_idx);
+    }
     weigh(logits, topk_idx, scratch, routing_->topk_weights.values.data() + token * spec_.top_k);
   }
 
@@ -364,16 +370,18 @@ class Router {
 
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
+  const router::RoutePath path_;
   const RouterSpec& spec_;
   const RouterInput& input_;
   ThreadPool* pool_;
   Routing* routing_;
   mutable std::atomic<int64_t> first_bad_{kNone};  // with OnNonfinite::kError
   ScoreRules rules_;
-  int64_t* tallies_ = nullptr;  // [num_threads][tally_size]
+  std::optional<router::SelectRules> select_rules_;  // nothing: select_experts()
+  int64_t* tallies_ = nullptr;                       // [num_threads][tally_size]
   const float* bias_;
   bool normalised_;
-  const router::FusedKernel* fused_ = nullptr;  // null: the reference routes all
+  const router::FusedKernel* fused_ = nullptr;  // null: route_token() does all
   router::FusedPlan fused_plan_;
 };
 
@@ -410,8 +418,10 @@ Status check_bias(const RouterSpec& spec, const ConstTensorView& bias) {
   return {};
 }
 
-Status route_by(Pass pass, const RouterSpec& spec, const RouterInput& input, ThreadPool* pool,
-                Routing* routing) {
+}  // namespace
+
+Status router::route_by(const RoutePath& path, const RouterSpec& spec, const RouterInput& input,
+                        ThreadPool* pool, Routing* routing) {
   ARGOSY_RETURN_IF_ERROR(validate(spec));
   if (routing == nullptr) return invalid("routing is null");
   ARGOSY_RETURN_IF_ERROR(check_logits(spec, input.logits));
@@ -420,22 +430,16 @@ Status route_by(Pass pass, const RouterSpec& spec, const RouterInput& input, Thr
   // that a steady state does not allocate.
   thread_local Routing spare;
   if (spec.on_nonfinite == OnNonfinite::kUniform) {
-    return Router(spec, input, pool, routing).run(pass);
+    return Router(path, spec, input, pool, routing).run();
   }
-  ARGOSY_RETURN_IF_ERROR(Router(spec, input, pool, &spare).run(pass));
+  ARGOSY_RETURN_IF_ERROR(Router(path, spec, input, pool, &spare).run());
   std::swap(*routing, spare);
   return {};
 }
 
-}  // namespace
-
 Status route(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool, Routing* routing) {
-  return route_by(Pass::kFusedWherePossible, spec, input, pool, routing);
-}
-
-Status router::route_by_reference(const RouterSpec& spec, const RouterInput& input,
-                                  ThreadPool* pool, Routing* routing) {
-  return route_by(Pass::kReference, spec, input, pool, routing);
+  return router::route_by({&router::kernel(), true, router::fused_kernel()}, spec, input, pool,
+                          routing);
 }
 
 }  // namespace argosy

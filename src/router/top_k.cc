@@ -75,6 +75,23 @@ int64_t experts_per_group_score(const RouterSpec& spec) {
   return 1;
 }
 
+std::optional<SelectRules> select_rules(const RouterSpec& spec) {
+  SelectRules rules;
+  rules.top_k = spec.top_k;
+  if (spec.keep_groups < spec.num_groups) {
+    rules.num_groups = spec.num_groups;
+    rules.keep_groups = spec.keep_groups;
+    rules.num_summed = experts_per_group_score(spec);
+  }
+  rules.group_size = spec.num_experts / rules.num_groups;
+  rules.group_stride = (rules.group_size + 7) / 8 * 8;
+  if (rules.top_k > kSelectMostTopK || rules.num_groups > kSelectMostTopK ||
+      rules.num_groups * rules.group_stride > 2 * spec.num_experts + kSelectMostTopK) {
+    return std::nullopt;
+  }
+  return rules;
+}
+
 void select_experts(const RouterSpec& spec, const float* selection, const SelectScratch& scratch,
                     int32_t* topk_idx) {
   if (spec.keep_groups == spec.num_groups) {

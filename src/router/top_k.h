@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "argosy/router.h"
+#include "router/kernel.h"
 
 namespace argosy::router {
 
@@ -43,6 +45,10 @@ class TopK {
 
 // How many experts of a group its score sums up.
 int64_t experts_per_group_score(const RouterSpec& spec);
+
+// What Kernel::select takes of a spec; nothing where only select_experts() will do: top_k or num_groups above
+// kSelectMostTopK, or groups so small that whole vectors of them waste more than they save.
+std::optional<SelectRules> select_rules(const RouterSpec& spec);
 
 // Scratch of select_experts: keys of buffer_size() of the larger of top_k and
 // experts_per_group_score(), group_keys of buffer_size(keep_groups).

@@ -187,9 +187,13 @@ TEST(Usage, RefusedRunsLeaveNoFiles) {
 }
 
 TEST(Usage, AnUnknownLevelInTheEnvironmentIsNamed) {
-  const CliResult result = run_cli({"info"}, {"ARGOSY_MAX_LEVEL=sse9"});
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_NE(result.err.find("sse9"), std::string::npos) << result.err;
+  const std::vector<std::vector<std::string>> commands = {
+      {"info"}, {"route", "--preset", "mixtral", "--experts", "4", "--top-k", "2", "--print-spec"}};
+  for (const std::vector<std::string>& command : commands) {
+    const CliResult result = run_cli(command, {"ARGOSY_MAX_LEVEL=sse9"});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_NE(result.err.find("sse9"), std::string::npos) << result.err;
+  }
 }
 
 TEST(Usage, HelpNamesOptionsDefaultsAndExamples) {

@@ -10,6 +10,7 @@
 #include <limits>
 #include <random>
 
+#include "argosy/cpu.h"
 #include "platform/float_env.h"
 #include "router/router_testing.h"
 
@@ -39,11 +40,40 @@ RouterInput input_of(const Batch& batch) {
   return input;
 }
 
+struct NamedPath {
+  const char* name;
+  router::RoutePath path;
+};
+
+// What this CPU can run, the twin apart.
+std::vector<NamedPath> paths_here() {
+  const CpuInfo& cpu = **cpu_info();
+  std::vector<NamedPath> paths = {{"baseline", {&router::kBaselineKernel, true, nullptr}}};
+  if (cpu.has(Level::kAvx2)) paths.push_back({"avx2", {&router::kFmaKernel, true, nullptr}});
+  if (cpu.has(Level::kAvx512)) {
+    paths.push_back({"avx512", {&router::kAvx512Kernel, true, nullptr}});
+    paths.push_back({"fused", {&router::kAvx512Kernel, true, router::fused_kernel()}});
+  }
+  return paths;
+}
+
+void expect_same(const Batch& batch, const Routing& got, const Routing& want);
+
 void expect_bits_of_reference(const Batch& batch) {
-  Routing want, got;
-  const Status status = router::route_by_reference(batch.spec, input_of(batch), nullptr, &want);
+  Routing want;
+  const Status status =
+      router::route_by(router::kReferencePath, batch.spec, input_of(batch), nullptr, &want);
   ASSERT_TRUE(status.ok()) << status.to_string();
-  ASSERT_TRUE(route_batch(batch, nullptr, &got).ok());
+  for (const NamedPath& each : paths_here()) {
+    SCOPED_TRACE(each.name);
+    Routing got;
+    ASSERT_TRUE(router::route_by(each.path, batch.spec, input_of(batch), nullptr, &got).ok());
+    expect_same(batch, got, want);
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+void expect_same(const Batch& batch, const Routing& got, const Routing& want) {
   for (int64_t t = 0; t < batch.num_tokens(); ++t) {
     ASSERT_EQ(ids_of(got, t), ids_of(want, t))
         << to_string(batch.spec) << "token " << t << " row "
@@ -63,14 +93,15 @@ RouterSpec draw_spec(Random& random) {
     spec.num_experts =
         one_of<int64_t>(random, {1, 2, 5, 8, 15, 16, 17, 32, 60, 64, 96, 128, 160, 256, 257, 384});
     if (draw(random, 0, 15) == 0) spec.num_experts = one_of<int64_t>(random, {1024, 4096, 4097});
-    spec.top_k = std::min<int64_t>(spec.num_experts, draw(random, 1, 9));
-    spec.score_function = static_cast<ScoreFunction>(draw(random, 1, 3));
+    const int64_t most = one_of<int64_t>(random, {9, 9, 18, 64, 70});
+    spec.top_k = std::min<int64_t>(spec.num_experts, draw(random, 1, most));
+    spec.score_function = static_cast<ScoreFunction>(draw(random, 1, 4));
     spec.selection_bias = static_cast<Choice>(draw(random, 1, 2));
     spec.normalise = static_cast<Choice>(draw(random, 1, 2));
     spec.normalise_single = static_cast<Choice>(draw(random, 1, 2));
     spec.weight_norm = static_cast<WeightNorm>(draw(random, 0, 1));
     spec.group_score = static_cast<GroupScore>(draw(random, 1, 3));
-    spec.num_groups = one_of<int64_t>(random, {1, 1, 2, 3, 4, 8, 16});
+    spec.num_groups = one_of<int64_t>(random, {1, 1, 2, 3, 4, 8, 16, 32});
     spec.keep_groups = draw(random, 1, spec.num_groups);
     spec.routed_scaling_factor = one_of(random, {1.0f, 2.5f, 0.3f});
     spec.on_nonfinite = OnNonfinite::kUniform;
@@ -154,6 +185,34 @@ TEST(Fused, GivesTheBitsOfTheReference) {
       for (int64_t t = 0; t < num_tokens; ++t) {
         batch.mask.push_back(static_cast<uint8_t>(draw(random, 0, 2) != 0));
       }
+    }
+    expect_bits_of_reference(batch);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// The best experts stand in one column of 16, or in one half of them; rows of any sign, with ties.
+TEST(Fused, BestExpertsInOneColumn) {
+  constexpr uint64_t kSeed = 85;
+  SCOPED_TRACE(testing::Message() << "seed " << kSeed);
+  Random random(kSeed);
+  for (int round = 0; round < 150; ++round) {
+    const char* const preset = one_of(random, {"qwen3_moe", "olmoe", "gpt_oss"});
+    const int64_t num_experts = one_of<int64_t>(random, {60, 64, 128, 200, 256, 1024});
+    Batch batch = {spec_of(preset, num_experts, draw(random, 1, 8)), {}, {}, {}};
+    for (int64_t t = 0; t < 16; ++t) {
+      std::vector<float> row = normal_logits(random, static_cast<size_t>(num_experts), 1.0f);
+      const int64_t columns = one_of<int64_t>(random, {1, 2, 8});
+      const int64_t first = draw(random, 0, 15);
+      const float shift = one_of(random, {0.0f, -20.0f, 20.0f});
+      const bool ties = draw(random, 0, 1) != 0;
+      for (int64_t i = 0; i < num_experts; ++i) {
+        float& z = row[static_cast<size_t>(i)];
+        if ((i + 16 - first) % 16 < columns) z += 4.0f;
+        z += shift;
+        if (ties) z = std::round(z * 8.0f) / 8.0f;
+      }
+      batch.logits.insert(batch.logits.end(), row.begin(), row.end());
     }
     expect_bits_of_reference(batch);
     if (HasFatalFailure()) return;
