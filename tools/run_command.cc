@@ -51,6 +51,7 @@ struct RunOptions {
   int64_t layer = 0;
   std::string input;
   std::string router;
+  std::string nan_scales = "nan";
   std::optional<int> ranks;
   std::string transport;
   int num_ranks = 1;  // `ranks`, or what the environment says
@@ -102,6 +103,7 @@ Status check_threads(const RunOptions& options) {
 
 Result<CheckpointOptions> checkpoint_options(const RunOptions& options) {
   CheckpointOptions checkpoint;
+  if (options.nan_scales == "error") checkpoint.on_nan_scale = OnNonFinite::kError;
   if (options.router.empty()) return checkpoint;
   ARGOSY_ASSIGN_OR_RETURN(checkpoint.router, read_router_file(options.router));
   return checkpoint;
@@ -128,32 +130,6 @@ Result<RunRanksOptions> ranks_options(const RunOptions& options) {
   ranks.repeat = options.repeat;
   ranks.simulate = options.simulate;
   return ranks;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
-double median_of(const std::vector<StageTimes>& repeats, double StageTimes::*stage) {
-  std::vector<double> values;
-  for (const StageTimes& times : repeats) values.push_back(times.*stage);
-  return median(std::move(values));
-}
-
-std::vector<Stage> stages_of(const std::vector<StageTimes>& repeats) {
-  constexpr std::array<std::pair<const char*, double StageTimes::*>, 6> kStages = {{
-      {"route", &StageTimes::route},
-      {"counts", &StageTimes::counts},
-      {"dispatch", &StageTimes::dispatch},
-      {"experts", &StageTimes::experts},
-      {"shared", &StageTimes::shared},
-      {"combine", &StageTimes::combine},
-  }};
-  std::vector<Stage> stages;
-  for (const auto& [name, stage] : kStages) stages.push_back({name, median_of(repeats, stage)});
-  return stages;
 }
 
 struct Inputs {
@@ -463,6 +439,12 @@ void add_layer_options(CLI::App& command, RunOptions& options) {
           "family of an unknown model (default: none)")
       ->type_name("FILE")
       ->check(not_empty());
+  command
+      .add_option("--nan-scales", options.nan_scales,
+                  "What a NaN scale of quantised experts makes: NaN of its block, or an error that "
+                  "names it (default: nan)")
+      ->type_name("nan|error")
+      ->check(one_of({"nan", "error"}));
   command
       .add_option("--ranks", options.ranks,
                   "Ranks, 1 to 64 (default: 1; under a launcher, the size it gives)")

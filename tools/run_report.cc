@@ -3,7 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <utility>
 
 #include "tools/load_summary.h"
 
@@ -11,6 +14,12 @@ namespace argosy::tools {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
 
 Json bytes_json(const std::vector<RankBytes>& ranks) {
   RankBytes total;
@@ -112,6 +121,26 @@ Json compare_json(const std::optional<CompareResult>& compare) {
 }
 
 }  // namespace
+
+double median_of(const std::vector<StageTimes>& repeats, double StageTimes::*stage) {
+  std::vector<double> values;
+  for (const StageTimes& times : repeats) values.push_back(times.*stage);
+  return median(std::move(values));
+}
+
+std::vector<Stage> stages_of(const std::vector<StageTimes>& repeats) {
+  constexpr std::array<std::pair<const char*, double StageTimes::*>, 6> kStages = {{
+      {"route", &StageTimes::route},
+      {"counts", &StageTimes::counts},
+      {"dispatch", &StageTimes::dispatch},
+      {"experts", &StageTimes::experts},
+      {"shared", &StageTimes::shared},
+      {"combine", &StageTimes::combine},
+  }};
+  std::vector<Stage> stages;
+  for (const auto& [name, stage] : kStages) stages.push_back({name, median_of(repeats, stage)});
+  return stages;
+}
 
 std::optional<double> reached(double floor_seconds, double seconds) {
   if (!(floor_seconds > 0) || !(seconds > 0)) return std::nullopt;

@@ -22,6 +22,11 @@ struct Stage {
   double floor_seconds = 0;  // 0: none, or not measured
 };
 
+// Median over the repeats of one of the slowest rank's times.
+double median_of(const std::vector<StageTimes>& repeats, double StageTimes::*stage);
+// Stages in the order they run, of the slowest rank's times per repeat.
+std::vector<Stage> stages_of(const std::vector<StageTimes>& repeats);
+
 // The floor's share of the time: 1 is as fast as can be. Unset where there is no floor.
 std::optional<double> reached(double floor_seconds, double seconds);
 

@@ -1,6 +1,7 @@
 // Argosy as the comparison calls it: a small C interface around MoeLayer, for ctypes.
 //
-// Routing comes from outside, weights are [E, 2F, H] and [E, H, F] in bf16 as checkpoints hold them.
+// Routing comes from outside, weights are [E, 2F, H] and [E, H, F] in bf16 as checkpoints hold them, and quantised
+// here where a format is asked for.
 // One thread a rank; with more than one rank, ranks are processes that meet under `job`.
 #include <algorithm>
 #include <cstdint>
@@ -9,6 +10,7 @@
 
 #include "argosy/moe.h"
 #include "argosy/plan.h"
+#include "argosy/quantise.h"
 #include "argosy/router.h"
 
 namespace {
@@ -26,8 +28,36 @@ struct Shape {
   int64_t num_experts, top_k, hidden, intermediate;
 };
 
-Result<MoeWeights> pack(const Shape& shape, const Group& group, const uint16_t* gate_up,
-                        const uint16_t* down) {
+Result<QuantisedTensor> quantised(BlockFormat format, const ConstTensorView& values) {
+  ARGOSY_ASSIGN_OR_RETURN(const QuantisedLayout layout,
+                          quantised_layout(format, values.dim(0), values.dim(1)));
+  ARGOSY_ASSIGN_OR_RETURN(QuantisedTensor made, QuantisedTensor::create(layout));
+  ARGOSY_RETURN_IF_ERROR(quantise({}, values, made.view()));
+  return made;
+}
+
+// kUnset: bf16 as they are.
+Result<PackedWeights> make_weights(PackedWeights::Kind kind, BlockFormat format, int64_t count,
+                                   int64_t n, int64_t k) {
+  if (format == BlockFormat::kUnset) return PackedWeights::create(kind, DType::kBF16, count, n, k);
+  return PackedWeights::create_quantised(kind, format, count, n, k);
+}
+
+Status set_expert(BlockFormat format, int64_t local, const ConstTensorView& gate,
+                  const ConstTensorView& up, const ConstTensorView& down, MoeWeights* weights) {
+  if (format == BlockFormat::kUnset) {
+    ARGOSY_RETURN_IF_ERROR(weights->gate_up.set_group(local, gate, up));
+    return weights->down.set_group(local, down);
+  }
+  ARGOSY_ASSIGN_OR_RETURN(const QuantisedTensor gate_codes, quantised(format, gate));
+  ARGOSY_ASSIGN_OR_RETURN(const QuantisedTensor up_codes, quantised(format, up));
+  ARGOSY_ASSIGN_OR_RETURN(const QuantisedTensor down_codes, quantised(format, down));
+  ARGOSY_RETURN_IF_ERROR(weights->gate_up.set_group(local, gate_codes.view(), up_codes.view()));
+  return weights->down.set_group(local, down_codes.view());
+}
+
+Result<MoeWeights> pack(const Shape& shape, BlockFormat format, const Group& group,
+                        const uint16_t* gate_up, const uint16_t* down) {
   const Placement placement{shape.num_experts, group.num_ranks(), 0};
   const int64_t first = placement.begin(group.rank());
   const int64_t count = placement.num_local(group.rank());
@@ -37,34 +67,37 @@ Result<MoeWeights> pack(const Shape& shape, const Group& group, const uint16_t* 
   // Routing comes from outside: the gate is never used.
   ARGOSY_ASSIGN_OR_RETURN(weights.gate,
                           Tensor::zeros(DType::kBF16, {shape.num_experts, shape.hidden}));
-  ARGOSY_ASSIGN_OR_RETURN(weights.gate_up,
-                          PackedWeights::create(PackedWeights::Kind::kGateUp, DType::kBF16, count,
-                                                shape.intermediate, shape.hidden));
-  ARGOSY_ASSIGN_OR_RETURN(weights.down,
-                          PackedWeights::create(PackedWeights::Kind::kPlain, DType::kBF16, count,
-                                                shape.hidden, shape.intermediate));
+  ARGOSY_ASSIGN_OR_RETURN(weights.gate_up, make_weights(PackedWeights::Kind::kGateUp, format, count,
+                                                        shape.intermediate, shape.hidden));
+  ARGOSY_ASSIGN_OR_RETURN(weights.down, make_weights(PackedWeights::Kind::kPlain, format, count,
+                                                     shape.hidden, shape.intermediate));
   for (int64_t local = 0; local < count; ++local) {
     const uint16_t* const gate = gate_up + (first + local) * 2 * size;
     const auto wide = [&](const uint16_t* at) {
       return ConstTensorView(at, DType::kBF16, {shape.intermediate, shape.hidden});
     };
-    ARGOSY_RETURN_IF_ERROR(weights.gate_up.set_group(local, wide(gate), wide(gate + size)));
+    const ConstTensorView tall(down + (first + local) * size, DType::kBF16,
+                               {shape.hidden, shape.intermediate});
     ARGOSY_RETURN_IF_ERROR(
-        weights.down.set_group(local, ConstTensorView(down + (first + local) * size, DType::kBF16,
-                                                      {shape.hidden, shape.intermediate})));
+        set_expert(format, local, wide(gate), wide(gate + size), tall, &weights));
   }
   return weights;
 }
 
 Result<std::unique_ptr<Peer>> create(int rank, int num_ranks, const char* job, const Shape& shape,
-                                     const uint16_t* gate_up, const uint16_t* down) {
+                                     const char* format_name, const uint16_t* gate_up,
+                                     const uint16_t* down) {
+  BlockFormat format = BlockFormat::kUnset;
+  if (*format_name != '\0') {
+    ARGOSY_ASSIGN_OR_RETURN(format, parse_block_format(format_name));
+  }
   auto peer = std::make_unique<Peer>();
   GroupOptions options;
   options.rank = rank;
   options.num_ranks = num_ranks;
   options.job = job;
   ARGOSY_ASSIGN_OR_RETURN(peer->group, Group::join(options));
-  ARGOSY_ASSIGN_OR_RETURN(MoeWeights weights, pack(shape, *peer->group, gate_up, down));
+  ARGOSY_ASSIGN_OR_RETURN(MoeWeights weights, pack(shape, format, *peer->group, gate_up, down));
   ARGOSY_ASSIGN_OR_RETURN(const RouterSpec router,
                           router_preset("mixtral", shape.num_experts, shape.top_k));
   MoeOptions moe;
@@ -89,12 +122,12 @@ void tell(const Status& status, char* error, size_t size) {
 
 extern "C" {
 
-// shape: E, K, H, F. Null, and the reason in `error`, when it fails.
+// shape: E, K, H, F. format: a block format's name; empty: bf16. Null, and the reason in `error`, when it fails.
 void* argosy_peer_create(int rank, int num_ranks, const char* job, const int64_t* shape,
-                         const uint16_t* gate_up, const uint16_t* down, char* error,
-                         int error_size) {
+                         const char* format, const uint16_t* gate_up, const uint16_t* down,
+                         char* error, int error_size) {
   Result<std::unique_ptr<Peer>> peer =
-      create(rank, num_ranks, job, {shape[0], shape[1], shape[2], shape[3]}, gate_up, down);
+      create(rank, num_ranks, job, {shape[0], shape[1], shape[2], shape[3]}, format, gate_up, down);
   if (peer.has_value()) return peer->release();
   tell(peer.error(), error, static_cast<size_t>(error_size));
   return nullptr;

@@ -23,7 +23,6 @@ import layer_data
 import peers
 
 HERE = pathlib.Path(__file__).resolve().parent
-TOLERANCE = 2e-2  # of the largest output: bf16 weights and rows, fp32 sums
 ANSWER_SECONDS = 600
 
 
@@ -45,6 +44,7 @@ class Worker:
         listener.listen(num_ranks)
         listener.settimeout(ANSWER_SECONDS)
         self.links, self.pids = [None] * num_ranks, []
+        self.errors = {}  # by number of tokens, against float64
         self.alive.add(self)
         self.processes = [subprocess.Popen(words, env=environment, stdout=sys.stderr)
                           for words, environment in self.commands(path, cores)]
@@ -75,7 +75,7 @@ class Worker:
         environment["PYTHONPATH"] = os.pathsep.join([str(HERE), str(peers.HOME / "kt"), str(peers.HOME / "zentorch")])
         if self.num_ranks == 1:
             # kt-kernel's caller needs a core beside its worker's.
-            mask = ",".join(map(str, cores)) if self.name == "kt-kernel" else str(cores[0])
+            mask = ",".join(map(str, cores)) if self.name.startswith("kt-kernel") else str(cores[0])
             return [(["taskset", "-c", mask, *words], environment)]
         if self.name == "argosy":
             job = secrets.token_hex(8)
@@ -132,7 +132,7 @@ def check_peer(name, cores):
             answers = worker.ask({"do": "check", "case": case})
             refusal = problem_of(answers)
             error = None if refusal else max(answer["error"] for answer in answers)
-            verdicts[case] = refusal or f"{'ok' if error < TOLERANCE else 'WRONG'} ({error:.1e})"
+            verdicts[case] = refusal or f"{'ok' if error < peers.TOLERANCE[name] else 'WRONG'} ({error:.1e})"
         except Gone as problem:
             verdicts[case] = str(problem)
             if worker is not None:
@@ -143,17 +143,20 @@ def check_peer(name, cores):
     return verdicts
 
 
-def load_full(worker, folder, counts):
-    """None when the worker is ready and right at full size, else why not."""
+def load_full(worker, folder, counts, checked):
+    """None when the worker is ready and right at full size, else why not. Its errors are kept with it."""
     refusal = problem_of(worker.ask({"do": "load", "folder": folder, "counts": counts}))
     if refusal:
         return refusal
-    answers = worker.ask({"do": "full_error", "folder": folder, "count": min(counts)})
-    refusal = problem_of(answers)
-    if refusal:
-        return refusal
-    error = max(answer["error"] for answer in answers)
-    return None if error < TOLERANCE else f"WRONG at full size ({error:.1e})"
+    for count in checked:
+        answers = worker.ask({"do": "full_error", "folder": folder, "count": count})
+        refusal = problem_of(answers)
+        if refusal:
+            return refusal
+        worker.errors[count] = {kind: max(answer[kind] for answer in answers) for kind in ("error", "rms_error")}
+        if worker.errors[count]["error"] >= peers.TOLERANCE[worker.name]:
+            return f"WRONG at full size ({worker.errors[count]['error']:.1e})"
+    return None
 
 
 def one_turn(worker, count, num_calls):
@@ -192,12 +195,12 @@ def summary(times, count):
             for name, seconds in times.items() if seconds]
 
 
-def start(names, num_ranks, cores, folder, counts, skipped):
+def start(names, num_ranks, cores, folder, counts, checked, skipped):
     workers = {}
     for name in names:
         try:
             worker = Worker(name, num_ranks, cores)
-            reason = load_full(worker, folder, counts)
+            reason = load_full(worker, folder, counts, checked)
             if reason is None:
                 workers[name] = worker
                 continue
@@ -208,14 +211,15 @@ def start(names, num_ranks, cores, folder, counts, skipped):
     return workers
 
 
-def compare(names, num_ranks, cores, folder, counts, seconds, skipped):
+def compare(names, num_ranks, cores, folder, counts, checked, seconds, skipped):
     print(f"loading {', '.join(names)} on {num_ranks} rank(s)", file=sys.stderr)
-    workers = start(names, num_ranks, cores, folder, counts, skipped)
+    workers = start(names, num_ranks, cores, folder, counts, checked, skipped)
     results = []
     try:
         for count in counts:
             print(f"timing T={count}, {num_ranks} rank(s)", file=sys.stderr)
-            results += summary(time_in_turn(workers, count, seconds, skipped), count)
+            found = summary(time_in_turn(workers, count, seconds, skipped), count)
+            results += [{**result, **workers[result["peer"]].errors.get(count, {})} for result in found]
     finally:
         for worker in workers.values():
             worker.close()
@@ -231,14 +235,34 @@ def best_for_ranks(results):
     return min(times, key=times.get) if times else None
 
 
-def run(names, counts, seconds, with_ranks, unavailable):
-    """Everything; returns what report.py renders."""
+@contextlib.contextmanager
+def workers_end():
+    """No worker is left behind, however this ends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
-        return run_all(names, counts, seconds, with_ranks, unavailable)
+        yield
     finally:
         for worker in list(Worker.alive):
             worker.close()
+
+
+def run(names, counts, seconds, with_ranks, unavailable):
+    """All of bf16; returns what report.py renders."""
+    with workers_end():
+        return run_all(names, counts, seconds, with_ranks, unavailable)
+
+
+def run_quantised(names, counts, seconds, unavailable):
+    """The layers with quantised weights of the implementations `names`, each result with its error."""
+    skipped = {}
+    wanted = [name for name in peers.QUANTISED if name.split()[0] in names and name.split()[0] not in unavailable]
+    with workers_end(), tempfile.TemporaryDirectory(prefix="argosy_peers_") as folder:
+        layer_data.save_full(folder, counts, counts)
+        cores = sorted(os.sched_getaffinity(0))
+        results = compare(wanted, 1, cores, folder, counts, counts, seconds, skipped)
+    for result in results:
+        result["bits"] = 8 if result["peer"] in peers.EIGHT_BITS else 4 if result["peer"] in peers.FOUR_BITS else 16
+    return {"cpu": cpu_name(), "shape": vars(layer_data.FULL), "results": results, "skipped": skipped}
 
 
 def run_all(names, counts, seconds, with_ranks, unavailable):
@@ -250,10 +274,12 @@ def run_all(names, counts, seconds, with_ranks, unavailable):
         checks[name] = check_peer(name, cores)
     with tempfile.TemporaryDirectory(prefix="argosy_peers_") as folder:
         print("making the inputs and their reference", file=sys.stderr)
-        layer_data.save_full(folder, counts)
-        one = compare(names, 1, cores, folder, counts, seconds, skipped)
+        checked = [min(counts)]
+        layer_data.save_full(folder, counts, checked)
+        one = compare(names, 1, cores, folder, counts, checked, seconds, skipped)
         best = best_for_ranks(one) if with_ranks else None
-        two = compare(["argosy", best], 2, cores, folder, counts, seconds, skipped) if best else []
+        two = (compare(["argosy", best], 2, cores, folder, counts, checked, seconds, skipped)
+               if best else [])
     return {"cpu": cpu_name(), "cores": len(cores), "shape": vars(layer_data.FULL), "checks": checks,
             "skipped": skipped, "one_rank": one, "two_ranks": two}
 

@@ -1,11 +1,15 @@
 // ggml as the comparison calls it: the graph that llama.cpp builds for a SwiGLU MoE layer, on one
 // thread, behind a C interface for ctypes.
 //
-// Weights are bf16 and stay as they are; rows go in and out as fp32, which is what ggml computes on.
-// One graph is kept for each number of tokens.
+// bf16 weights stay as they are; other types are quantised here and rearranged as llama.cpp does on loading, where ggml has
+// such a layout for this CPU. Rows go in and out as fp32, which is what ggml computes on. One graph is kept for each number
+// of tokens.
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
@@ -81,13 +85,66 @@ bool make_graph(const Shape& shape, const Weights& w, int64_t num_tokens, Graph*
   return ggml_gallocr_alloc_graph(made->allocator, made->graph);
 }
 
+// Whether the CPU multiplies weights `w` by expert when they lie in a buffer of type `kind`.
+bool takes(ggml_backend_dev_t device, ggml_backend_buffer_type_t kind, const Shape& shape,
+           ggml_tensor* w) {
+  const Context context = make_context(8, false);
+  ggml_context* const c = context.get();
+  ggml_tensor* const rows = ggml_new_tensor_3d(c, GGML_TYPE_F32, w->ne[0], 1, 4);
+  ggml_tensor* const experts = ggml_new_tensor_2d(c, GGML_TYPE_I32, shape.top_k, 4);
+  const ggml_tensor* const product = ggml_mul_mat_id(c, w, rows, experts);
+  w->buffer = ggml_backend_buft_alloc_buffer(kind, 0);
+  const bool taken = ggml_backend_dev_supports_op(device, product);
+  ggml_backend_buffer_free(std::exchange(w->buffer, nullptr));
+  return taken;
+}
+
+// The CPU's rearranging buffer type where it takes all three, else its ordinary one.
+ggml_backend_buffer_type_t buffer_type_for(ggml_backend_t backend, const Shape& shape,
+                                           const Weights& w) {
+  const ggml_backend_dev_t device = ggml_backend_get_device(backend);
+  const auto list =
+      reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_reg_get_proc_address(
+          ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts"));
+  for (auto kind = list != nullptr ? list(device) : nullptr; kind != nullptr && *kind != nullptr;
+       ++kind) {
+    if (takes(device, *kind, shape, w.gate) && takes(device, *kind, shape, w.down)) return *kind;
+  }
+  return ggml_backend_cpu_buffer_type();
+}
+
+void set_weights(ggml_tensor* w, const uint16_t* bits) {
+  if (w->type == GGML_TYPE_BF16) return ggml_backend_tensor_set(w, bits, 0, ggml_nbytes(w));
+  std::vector<float> values(static_cast<size_t>(ggml_nelements(w)));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint32_t word = static_cast<uint32_t>(bits[i]) << 16;
+    std::memcpy(&values[i], &word, sizeof(word));
+  }
+  std::vector<char> codes(ggml_nbytes(w));
+  ggml_quantize_chunk(w->type, values.data(), codes.data(), 0, w->ne[1] * w->ne[2], w->ne[0],
+                      nullptr);
+  ggml_backend_tensor_set(w, codes.data(), 0, codes.size());
+}
+
+ggml_type type_of(const char* name) {
+  for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
+    const auto type = static_cast<ggml_type>(i);
+    const char* const known = ggml_type_name(type);
+    if (known != nullptr && std::strcmp(known, name) == 0) return type;
+  }
+  return GGML_TYPE_COUNT;
+}
+
 }  // namespace
 
 extern "C" {
 
-// shape: E, K, H, F; gate and up [E, F, H], down [E, H, F] in bf16. Null when ggml refuses.
-void* ggml_peer_create(const int64_t* shape, const uint16_t* gate, const uint16_t* up,
-                       const uint16_t* down) {
+// shape: E, K, H, F; gate and up [E, F, H], down [E, H, F] in bf16; type: ggml's name of what they become. Null when
+// ggml refuses.
+void* ggml_peer_create(const int64_t* shape, const char* type_name, const uint16_t* gate,
+                       const uint16_t* up, const uint16_t* down) {
+  const ggml_type type = type_of(type_name);
+  if (type == GGML_TYPE_COUNT) return nullptr;
   auto peer = std::make_unique<Peer>();
   peer->shape = {shape[0], shape[1], shape[2], shape[3]};
   const Shape& s = peer->shape;
@@ -97,15 +154,15 @@ void* ggml_peer_create(const int64_t* shape, const uint16_t* gate, const uint16_
   Weights& w = peer->weights;
   w.context = make_context(8, false);
   ggml_context* const c = w.context.get();
-  w.gate = ggml_new_tensor_3d(c, GGML_TYPE_BF16, s.hidden, s.intermediate, s.num_experts);
-  w.up = ggml_new_tensor_3d(c, GGML_TYPE_BF16, s.hidden, s.intermediate, s.num_experts);
-  w.down = ggml_new_tensor_3d(c, GGML_TYPE_BF16, s.intermediate, s.hidden, s.num_experts);
-  w.buffer = ggml_backend_alloc_ctx_tensors_from_buft(c, ggml_backend_cpu_buffer_type());
+  w.gate = ggml_new_tensor_3d(c, type, s.hidden, s.intermediate, s.num_experts);
+  w.up = ggml_new_tensor_3d(c, type, s.hidden, s.intermediate, s.num_experts);
+  w.down = ggml_new_tensor_3d(c, type, s.intermediate, s.hidden, s.num_experts);
+  w.buffer = ggml_backend_alloc_ctx_tensors_from_buft(c, buffer_type_for(peer->backend, s, w));
   if (w.buffer == nullptr) return nullptr;
   ggml_backend_buffer_set_usage(w.buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-  ggml_backend_tensor_set(w.gate, gate, 0, ggml_nbytes(w.gate));
-  ggml_backend_tensor_set(w.up, up, 0, ggml_nbytes(w.up));
-  ggml_backend_tensor_set(w.down, down, 0, ggml_nbytes(w.down));
+  set_weights(w.gate, gate);
+  set_weights(w.up, up);
+  set_weights(w.down, down);
   return peer.release();
 }
 

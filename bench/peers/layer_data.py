@@ -19,6 +19,7 @@ class Shape:
 
 FULL = Shape(hidden=2048, intermediate=1024, num_experts=32, top_k=4)
 SMALL = Shape(hidden=256, intermediate=128, num_experts=8, top_k=2)
+CHECKED_TOKENS = 16  # of a full-size batch
 
 
 def to_bits(values):
@@ -87,6 +88,13 @@ def relative_error(got, want):
     return float(np.abs(got - want).max() / np.abs(want).max())
 
 
+def relative_rms(got, want):
+    """Rms of the error over rms of the values; 0 for no tokens."""
+    if want.size == 0:
+        return 0.0
+    return float(np.sqrt(np.square(got - want).sum() / np.square(want).sum()))
+
+
 def check_cases():
     """name -> (x, experts, weights) on SMALL: what users meet and some peers do not survive."""
     every = range(SMALL.num_experts)
@@ -102,8 +110,9 @@ def check_cases():
             for name, (count, routing) in routings.items()}
 
 
-def save_full(folder, counts):
-    """The full-size inputs, once for all workers, which map them; the reference of the least T."""
+def save_full(folder, counts, checked):
+    """The full-size inputs, once for all workers, which map them; for T in `checked` the reference of the first
+    CHECKED_TOKENS."""
     folder = pathlib.Path(folder)
     gate_up, down = make_weights(FULL, 1)
     np.save(folder / "gate_up.npy", gate_up)
@@ -114,9 +123,10 @@ def save_full(folder, counts):
             experts, weights = make_routing(count, FULL, 200 + i)
             np.save(folder / f"experts_{count}_{i}.npy", experts)
             np.save(folder / f"weights_{count}_{i}.npy", weights)
-    least = min(counts)
-    routing = [load(folder, f"{name}_{least}_0") for name in ("experts", "weights")]
-    np.save(folder / f"want_{least}.npy", reference(load(folder, f"x_{least}"), gate_up, down, *routing))
+    for count in checked:
+        x, experts, weights = (load(folder, name)[:CHECKED_TOKENS]
+                               for name in (f"x_{count}", f"experts_{count}_0", f"weights_{count}_0"))
+        np.save(folder / f"want_{count}.npy", reference(x, gate_up, down, experts, weights))
 
 
 def load(folder, name, writable=False):

@@ -23,6 +23,7 @@ HOME = pathlib.Path(os.environ.get("PEERS_HOME", "."))
 
 class Argosy:
     """This repository, through a small C interface (argosy_peer.cc)."""
+    format = ""  # of the weights; bf16
 
     def __init__(self, gate_up, down, top_k, rank=0, num_ranks=1, job=""):
         self.lib = ctypes.CDLL(str(HOME / "build/argosy/libargosy_peer.so"))
@@ -31,7 +32,8 @@ class Argosy:
         num_experts, hidden, intermediate = down.shape
         shape = (ctypes.c_int64 * 4)(num_experts, top_k, hidden, intermediate)
         self.handle = ctypes.c_void_p(self.lib.argosy_peer_create(
-            rank, num_ranks, job.encode(), shape, pointer(gate_up), pointer(down), self.error, len(self.error)))
+            rank, num_ranks, job.encode(), shape, self.format.encode(), pointer(gate_up), pointer(down), self.error,
+            len(self.error)))
         if not self.handle:
             raise RuntimeError(self.error.value.decode())
 
@@ -178,6 +180,7 @@ class SglangKernels(FusedPeer):
 class KtKernel(TorchPeer):
     """KTransformers. Its worker is bound to core 0; it and the caller spin, so the caller goes to the
     next core: two cores for one thread of work."""
+    kind = "AMXBF16_MOE"  # AVX512_BF16 where there is no AMX
 
     def load(self, gate_up, down):
         import kt_kernel  # noqa: F401
@@ -196,12 +199,15 @@ class KtKernel(TorchPeer):
         self.ids = torch.arange(num_experts)
         config = ext.moe.MOEConfig(num_experts, self.top_k, hidden, width, self.on_gpu.data_ptr())
         config.layer_idx, config.pool, config.max_len = 0, self.cpu.backend_, 4096
-        config.gate_projs, config.up_projs, config.down_projs = (
-            [[expert.data_ptr() for expert in part]] for part in self.parts)
-        config.gate_scales = config.up_scales = config.down_scales = [[0] * num_experts]
-        self.layer = ext.moe.AMXBF16_MOE(config)  # AVX512_BF16 where there is no AMX
+        self.give_weights(config)
+        self.layer = getattr(ext.moe, self.kind)(config)
         self.cpu.submit(self.layer.load_weights_task(self.ids.data_ptr()))
         self.cpu.sync()
+
+    def give_weights(self, config):
+        config.gate_projs, config.up_projs, config.down_projs = (
+            [[expert.data_ptr() for expert in part]] for part in self.parts)
+        config.gate_scales = config.up_scales = config.down_scales = [[0] * len(self.parts[0])]
 
     def prepare(self, x, experts, weights):
         tensors = super().prepare(x, experts, weights)
@@ -214,10 +220,24 @@ class KtKernel(TorchPeer):
         return out
 
 
+class KtInt8(KtKernel):
+    """Quantised from bf16 when loaded; so are the rows, in every call."""
+    kind = "AMXInt8_MOE"
+
+    def give_weights(self, config):
+        config.save, config.load, config.path = False, False, ""
+        config.gate_proj, config.up_proj, config.down_proj = (part.data_ptr() for part in self.parts)
+
+
+class KtInt4(KtInt8):
+    kind = "AMXInt4_MOE"
+
+
 # --- ggml ---
 
 class Ggml:
-    """The graph that llama.cpp builds for a SwiGLU MoE: MUL_MAT_ID of bf16 weights (ggml_peer.cc)."""
+    """The graph that llama.cpp builds for a SwiGLU MoE: MUL_MAT_ID (ggml_peer.cc)."""
+    type = "bf16"
 
     def __init__(self, gate_up, down, top_k):
         self.lib = ctypes.CDLL(str(HOME / "build/ggml/libggml_peer.so"))
@@ -226,7 +246,7 @@ class Ggml:
         shape = (ctypes.c_int64 * 4)(num_experts, top_k, hidden, width)
         parts = [np.ascontiguousarray(gate_up[:, :width]), np.ascontiguousarray(gate_up[:, width:]),
                  np.ascontiguousarray(down)]
-        self.handle = ctypes.c_void_p(self.lib.ggml_peer_create(shape, *map(pointer, parts)))
+        self.handle = ctypes.c_void_p(self.lib.ggml_peer_create(shape, self.type.encode(), *map(pointer, parts)))
         if not self.handle:
             raise RuntimeError("ggml refused the layer")
 
@@ -245,6 +265,26 @@ class Ggml:
         return out
 
 
+class GgmlQ8(Ggml):
+    type = "q8_0"
+
+
+class GgmlQ4(Ggml):
+    type = "q4_K"
+
+
+class ArgosyFp8(Argosy):
+    format = "e4m3_128x128"
+
+
+class ArgosyMxfp8(Argosy):
+    format = "mxfp8"
+
+
+class ArgosyMxfp4(Argosy):
+    format = "mxfp4"
+
+
 PEERS = {
     "argosy": Argosy,
     "zentorch": Zentorch,
@@ -254,3 +294,25 @@ PEERS = {
     "torch grouped_mm": TorchGroupedMm,
     "ggml": Ggml,
 }
+
+# Layers with quantised weights: 8 bits a weight or 4, and the scales. The first word says who, as in PEERS.
+EIGHT_BITS = {
+    "argosy FP8": ArgosyFp8,
+    "argosy MXFP8": ArgosyMxfp8,
+    "ggml q8_0": GgmlQ8,
+    "kt-kernel INT8": KtInt8,
+}
+FOUR_BITS = {
+    "argosy MXFP4": ArgosyMxfp4,
+    "ggml q4_K": GgmlQ4,
+    "kt-kernel INT4": KtInt4,
+}
+QUANTISED = {"argosy bf16": Argosy, **EIGHT_BITS, **FOUR_BITS}
+
+# Error allowed at full size, as a part of the largest output: bf16 weights and rows, fp32 sums; codes of 8 and of 4 bits.
+TOLERANCE = {name: 2e-2 for name in [*PEERS, "argosy bf16"]} | {
+    name: 0.1 for name in EIGHT_BITS} | {name: 0.5 for name in FOUR_BITS}
+
+
+def find(name):
+    return PEERS.get(name) or QUANTISED[name]

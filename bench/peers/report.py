@@ -49,6 +49,32 @@ def router_tables(results):
     return lines + [""]
 
 
+def quantised_verdict(rows, bits):
+    """Argosy's best format of `bits` a weight against the best of the others."""
+    same = [r for r in rows if r["bits"] == bits]
+    own = [r["median_seconds"] for r in same if r["peer"].startswith("argosy")]
+    others = [r["median_seconds"] for r in same if not r["peer"].startswith("argosy")]
+    if not own or not others:
+        return ""
+    return f"{bits} bits, Argosy's speed over the best other's: {min(others) / min(own):.2f}"
+
+
+def quantised_tables(data):
+    lines = ["## Quantised weights, one rank", ""]
+    for count, rows in by_tokens(data["results"]).items():
+        bf16 = next((r["median_seconds"] for r in rows if r["bits"] == 16), None)
+        lines += [f"### Quantised, T = {count}", "",
+                  "| implementation | median | min to max | calls | speed over bf16 | max error | rms error |",
+                  "| --- | --- | --- | --- | --- | --- | --- |"]
+        for r in rows:
+            spread = f"{time_text(r['min_seconds'])} to {time_text(r['max_seconds'])}"
+            speed = f"{bf16 / r['median_seconds']:.2f}" if bf16 else ""
+            lines.append(f"| {r['peer']} | {time_text(r['median_seconds'])} | {spread} | {r['calls']} | {speed} | "
+                         f"{r['error']:.1e} | {r['rms_error']:.1e} |")
+        lines += ["", "; ".join(filter(None, (quantised_verdict(rows, bits) for bits in (8, 4)))), ""]
+    return lines + [f"- left out: {name}: {why}" for name, why in data["skipped"].items()]
+
+
 def markdown(data):
     shape = data["shape"]
     lines = [f"# MoE layer forward on {data['cpu']}", "",
@@ -59,6 +85,8 @@ def markdown(data):
         lines += tables("Two ranks: the other inside Open MPI's Alltoallv recipe", data["two_ranks"])
     if data.get("routers"):
         lines += router_tables(data["routers"])
+    if data.get("quantised"):
+        lines += quantised_tables(data["quantised"])
     lines += ["## Against fp64, small shapes", ""]
     cases = list(next(iter(data["checks"].values()), {}))
     lines += ["| implementation | " + " | ".join(cases) + " |", "| --- " * (len(cases) + 1) + "|"]

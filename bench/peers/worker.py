@@ -78,7 +78,7 @@ class Worker:
 
     def make(self, gate_up, down, top_k):
         if not self.in_ranks:
-            return peers.PEERS[self.name](gate_up, down, top_k)
+            return peers.find(self.name)(gate_up, down, top_k)
         if self.name == "argosy":
             return peers.Argosy(gate_up, down, top_k, self.rank, self.num_ranks, os.environ["ARGOSY_JOB"])
         return MpiPeer(self.name, gate_up, down, top_k)
@@ -111,10 +111,13 @@ class Worker:
         return {}
 
     def full_error(self, folder, count):
-        """The first routing of `count` tokens at full size; the driver has made the reference."""
+        """The first routing of `count` tokens at full size; the driver has made the reference of the first of them."""
         call = self.calls[count][0]
-        got = self.peer.result(call, self.peer.run(call)).astype(np.float64)
-        return {"error": layer_data.relative_error(got, self.share(layer_data.load(folder, f"want_{count}")))}
+        want = layer_data.load(folder, f"want_{count}")
+        tokens = self.share(np.arange(count))
+        known = tokens < len(want)
+        want, got = want[tokens[known]], self.peer.result(call, self.peer.run(call))[known].astype(np.float64)
+        return {"error": layer_data.relative_error(got, want), "rms_error": layer_data.relative_rms(got, want)}
 
     def times(self, count, num_calls):
         """Begin and end of each call on the host's clock; the first, untimed call warms up."""

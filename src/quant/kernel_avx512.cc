@@ -67,6 +67,50 @@ void amax_bf16(const AmaxArgs& args) {
   amax_rows<uint16_t>(rest);
 }
 
+// Largest of each of 16 registers, in order: four rounds, each of which halves their number and doubles the count in one.
+inline __m512i largest_of_each(const __m512i (&of)[16]) {
+  __m512i two[8], four[4], eight[2];
+  for (ptrdiff_t i = 0; i < 8; ++i) {
+    two[i] = _mm512_max_epu32(_mm512_unpacklo_epi32(of[2 * i], of[2 * i + 1]),
+                              _mm512_unpackhi_epi32(of[2 * i], of[2 * i + 1]));
+  }
+  for (ptrdiff_t i = 0; i < 4; ++i) {
+    four[i] = _mm512_max_epu32(_mm512_unpacklo_epi64(two[2 * i], two[2 * i + 1]),
+                               _mm512_unpackhi_epi64(two[2 * i], two[2 * i + 1]));
+  }
+  // Quarters: even ones of both, then odd ones.
+  const auto fold = [](__m512i a, __m512i b) {
+    return _mm512_max_epu32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
+  };
+  for (ptrdiff_t i = 0; i < 2; ++i) eight[i] = fold(four[2 * i], four[2 * i + 1]);
+  return fold(eight[0], eight[1]);
+}
+
+void amax_f32(const AmaxArgs& args) {
+  constexpr int64_t kWords = 16, kTogether = 16;  // values of a register, blocks
+  if (args.block % kWords != 0) return amax_rows<uint32_t>(args);
+  const auto* const x = reinterpret_cast<const uint32_t*>(args.x);
+  const __m512i mask = _mm512_set1_epi32(0x7FFFFFFF);
+  int64_t b = 0;
+  for (; (b + kTogether) * args.block <= args.n; b += kTogether) {
+    __m512i largest[kTogether];
+    for (int64_t i = 0; i < kTogether; ++i) {
+      const uint32_t* const from = x + (b + i) * args.block;
+      largest[i] = _mm512_and_si512(_mm512_loadu_si512(from), mask);
+      for (int64_t j = kWords; j < args.block; j += kWords) {
+        largest[i] =
+            _mm512_max_epu32(largest[i], _mm512_and_si512(_mm512_loadu_si512(from + j), mask));
+      }
+    }
+    _mm512_storeu_si512(args.amax + b, largest_of_each(largest));
+  }
+  AmaxArgs rest = args;
+  rest.x += b * args.block * 4;
+  rest.n -= b * args.block;
+  rest.amax += b;
+  amax_rows<uint32_t>(rest);
+}
+
 // --- quantise bf16 ---
 
 struct Words {
@@ -503,7 +547,7 @@ void encode_f32(const EncodeArgs& args) {
 
 }  // namespace
 
-const Kernel kKernelAvx512 = {Level::kAvx512,   false,           amax_bf16,   amax_rows<uint32_t>,
+const Kernel kKernelAvx512 = {Level::kAvx512,   false,           amax_bf16,   amax_f32,
                               scales_f32,       scales_e8m0,     encode_bf16, encode_f32,
                               decode<uint16_t>, decode<uint32_t>};
 

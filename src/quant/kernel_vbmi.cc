@@ -1,8 +1,8 @@
-// Quantising bf16 to e4m3 with permutations of bytes (AVX512_VBMI): 64 codes at a time.
+// Quantising to e4m3 with permutations of bytes (AVX512_VBMI): 64 codes at a time.
 //
-// A code is a byte looked up by the 7 bits of a mantissa, less eight for each exponent below the block's largest. What falls
-// into e4m3's denormals, and is not zero, is divided out. Blocks that do not fit go to kernel_avx512.cc, and so does all
-// else. Only the table of functions has external linkage.
+// A code is a byte looked up by the 7 bits of a mantissa, less eight for each exponent below the block's largest. fp32 inputs
+// are brought to scale first and cut to 16 bits. What falls into e4m3's denormals, and is not zero, is divided out. Blocks
+// and lines that do not fit go to kernel_avx512.cc. Only the table of functions has external linkage. Test: kernel_test.cc.
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 takes the undefined start of an intrinsic of its own header for a mistake.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -73,13 +73,28 @@ struct Lines {
   bool stream;
   int64_t ahead;  // bytes to what is fetched early; 0: the same line, which is there already
 
-  // 64 bf16 at x, `top`: per byte the exponent field at which the table holds.
-  void encode(const CodeTable& table, __m512i top, const uint16_t* x, float low_scale,
-              float high_scale, uint8_t* codes) const {
-    const __m512i first = _mm512_loadu_si512(x), second = _mm512_loadu_si512(x + kLine / 2);
-    const char* const next = reinterpret_cast<const char*>(x) + ahead;
-    _mm_prefetch(next, _MM_HINT_T0);
-    _mm_prefetch(next + kLine, _MM_HINT_T0);
+  Lines(const EncodeArgs& args, int64_t element_bytes)
+      : most(_mm512_set1_epi8(
+            static_cast<char>(args.nan_overflow ? kE4M3Bits.overflow_code : kE4M3Bits.max_code))),
+        reciprocal(args.reciprocal),
+        stream(args.stream && (reinterpret_cast<uintptr_t>(args.codes) & kLineMask) == 0),
+        ahead(args.fetch_next ? args.n * element_bytes : 0) {}
+
+  void store(__m512i code, uint8_t* codes) const {
+    if (stream) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(codes), code);
+    } else {
+      _mm512_storeu_si512(codes, code);
+    }
+  }
+
+  // Codes of 64 16-bit numbers, `top`: per byte the exponent field at which the table holds.
+  struct Codes {
+    __m512i value;  // magnitudes
+    __mmask64 denormal;
+    __m512i high;  // bytes with the signs
+  };
+  Codes look_up(const CodeTable& table, __m512i top, __m512i first, __m512i second) const {
     const __m512i low = _mm512_permutex2var_epi8(first, even, second);
     const __m512i high = _mm512_permutex2var_epi8(first, odd, second);
     const __m512i mantissa_code = _mm512_permutex2var_epi8(table.low, low, table.high);
@@ -89,19 +104,28 @@ struct Lines {
     const __m512i below = _mm512_subs_epu8(top, exponent);
     // 31 exponents down nothing is left; times eight it just fits a byte.
     const __m512i down = _mm512_slli_epi16(_mm512_min_epu8(below, _mm512_set1_epi8(31)), 3);
-    __m512i code = _mm512_min_epu8(_mm512_subs_epu8(mantissa_code, down), most);
+    const __m512i code = _mm512_min_epu8(_mm512_subs_epu8(mantissa_code, down), most);
     const __mmask64 small = _mm512_cmplt_epu8_mask(code, _mm512_set1_epi8(8));
-    const __mmask64 denormal = _mm512_mask_cmple_epu8_mask(small, below, _mm512_set1_epi8(19));
-    if (denormal != 0) [[unlikely]] {
-      code = with_denormals(code, denormal, x, low_scale, high_scale, reciprocal);
+    return {code, _mm512_mask_cmple_epu8_mask(small, below, _mm512_set1_epi8(19)), high};
+  }
+
+  // code | (high & 0x80)
+  static __m512i with_sign(__m512i code, __m512i high) {
+    return _mm512_ternarylogic_epi32(code, high, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);
+  }
+
+  void encode(const CodeTable& table, __m512i top, const uint16_t* x, float low_scale,
+              float high_scale, uint8_t* codes) const {
+    const __m512i first = _mm512_loadu_si512(x), second = _mm512_loadu_si512(x + kLine / 2);
+    const char* const next = reinterpret_cast<const char*>(x) + ahead;
+    _mm_prefetch(next, _MM_HINT_T0);
+    _mm_prefetch(next + kLine, _MM_HINT_T0);
+    Codes found = look_up(table, top, first, second);
+    if (found.denormal != 0) [[unlikely]] {
+      found.value =
+          with_denormals(found.value, found.denormal, x, low_scale, high_scale, reciprocal);
     }
-    // code | (high & 0x80)
-    code = _mm512_ternarylogic_epi32(code, high, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);
-    if (stream) {
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(codes), code);
-    } else {
-      _mm512_storeu_si512(codes, code);
-    }
+    store(with_sign(found.value, found.high), codes);
   }
 };
 
@@ -121,14 +145,19 @@ inline bool by_shift(const EncodeArgs& args, int64_t b) {
   return power && field >= kLeastScaleField && field <= kMostScaleField;
 }
 
-void encode_elsewhere(const EncodeArgs& args, int64_t first, int64_t size) {
+// Whole blocks and what is left after them, or one line of a block.
+EncodeArgs part_of(const EncodeArgs& args, int64_t first, int64_t size, int64_t element_bytes) {
   EncodeArgs part = args;
-  part.x += first * 2;
+  part.x += first * element_bytes;
   part.n = size;
   part.scales += first / args.block;
   if (args.amax != nullptr) part.amax += first / args.block;
   part.codes += first;
-  kKernelAvx512.encode_bf16(part);
+  return part;
+}
+
+void encode_elsewhere(const EncodeArgs& args, int64_t first, int64_t size) {
+  kKernelAvx512.encode_bf16(part_of(args, first, size, sizeof(uint16_t)));
 }
 
 // Blocks of a multiple of 64.
@@ -201,23 +230,141 @@ void encode_bf16(const EncodeArgs& args) {
   if (args.element != ElementFormat::kE4M3 || (args.block % kLine != 0 && !is_short)) {
     return kKernelAvx512.encode_bf16(args);
   }
-  Lines lines;
-  lines.most = _mm512_set1_epi8(
-      static_cast<char>(args.nan_overflow ? kE4M3Bits.overflow_code : kE4M3Bits.max_code));
-  lines.reciprocal = args.reciprocal;
-  lines.stream = args.stream && (reinterpret_cast<uintptr_t>(args.codes) & kLineMask) == 0;
-  lines.ahead = args.fetch_next ? args.n * 2 : 0;
+  const Lines lines(args, sizeof(uint16_t));
   const int64_t whole = args.n / args.block;
   is_short ? encode_short(args, lines, whole) : encode_long(args, lines, whole);
   const int64_t done = whole * args.block;
   if (done < args.n) encode_elsewhere(args, done, args.n - done);
 }
 
+// --- fp32 ---
+
+// Rounded to three bits, a half always up: for mantissas cut to seven bits that were no ties.
+inline CodeTable half_up_table() {
+  alignas(64) uint8_t codes[128];
+  for (int m = 0; m < 128; ++m) codes[m] = static_cast<uint8_t>(0x78 + ((m + 8) >> 4));
+  return {_mm512_load_si512(codes), _mm512_load_si512(codes + kLine)};
+}
+
+// Upper halves of 32 words.
+inline __m512i upper_halves(__m512i first, __m512i second, __m512i odd_words) {
+  return _mm512_permutex2var_epi16(first, odd_words, second);
+}
+
+// The last bit of the upper half also stands for all bits below it: rounded to odd, no second rounding is wrong.
+inline __m512i round_to_odd(__m512i word) {
+  const __m512i low = _mm512_set1_epi32(0xFFFF);
+  return _mm512_or_si512(word, _mm512_add_epi32(_mm512_and_si512(word, low), low));
+}
+
+// Whether a product with the rounded reciprocal, which is within four units of the last place of the quotient, lies next to a
+// midpoint between codes that are normal numbers: there the low 20 bits are near 2^19.
+inline __mmask16 near_midpoint(__m512i word) {
+  return _mm512_testn_epi32_mask(_mm512_add_epi32(word, _mm512_set1_epi32((1 << 19) + 4)),
+                                 _mm512_set1_epi32(0xFFFF8));
+}
+
+struct F32Lines : Lines {
+  const EncodeArgs& args;
+  CodeTable table;
+  __m512i odd_words;
+  // Quotients are looked up as they are: the block's scale is 1.
+  __m512i top = _mm512_set1_epi8(static_cast<char>(127 + 8));
+
+  explicit F32Lines(const EncodeArgs& all)
+      : Lines(all, sizeof(float)),
+        args(all),
+        table(all.reciprocal ? shift_table() : half_up_table()) {
+    alignas(64) uint16_t at[kLine / 2];
+    for (int i = 0; i < kLine / 2; ++i) at[i] = static_cast<uint16_t>(2 * i + 1);
+    odd_words = _mm512_load_si512(at);
+  }
+
+  __attribute__((noinline)) void encode_exactly(int64_t first, int64_t size) const {
+    EncodeArgs part = part_of(args, first, size, sizeof(float));
+    if (size < part.block) part.block = size;
+    part.fetch_next = false;
+    kKernelAvx512.encode_f32(part);
+  }
+
+  // 64 values from `first` on, scales of their halves.
+  template <bool kExact>
+  void encode(int64_t first, float low_factor, float high_factor) const {
+    const float* const x = reinterpret_cast<const float*>(args.x) + first;
+    const char* const next = reinterpret_cast<const char*>(x) + ahead;
+    __m512i word[4];
+    __mmask16 near = 0;
+    for (ptrdiff_t i = 0; i < 4; ++i) {
+      _mm_prefetch(next + kLine * i, _MM_HINT_T0);
+      const __m512 factor = _mm512_set1_ps(i < 2 ? low_factor : high_factor);
+      word[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(x + 16 * i), factor));
+      if constexpr (kExact) {
+        word[i] = round_to_odd(word[i]);
+      } else {
+        near = _kor_mask16(near, near_midpoint(word[i]));
+      }
+    }
+    const Codes found = look_up(table, top, upper_halves(word[0], word[1], odd_words),
+                                upper_halves(word[2], word[3], odd_words));
+    if ((found.denormal | near) != 0) [[unlikely]]
+      return encode_exactly(first, kLine);
+    store(with_sign(found.value, found.high), args.codes + first);
+  }
+};
+
+// Scales whose reciprocals are no denormals and do not overflow. False for NaN.
+inline bool is_tame(float scale) { return scale >= 0x1p-100f && scale <= 0x1p+100f; }
+
+void encode_long_f32(const F32Lines& lines, int64_t whole) {
+  const EncodeArgs& args = lines.args;
+  for (int64_t b = 0; b < whole; ++b) {
+    const int64_t begin = b * args.block, end = begin + args.block;
+    const float scale = args.scales[b];
+    if (!is_tame(scale)) {
+      lines.encode_exactly(begin, args.block);
+    } else if (args.reciprocal) {
+      for (int64_t i = begin; i < end; i += kLine) lines.encode<true>(i, scale, scale);
+    } else {
+      const float factor = 1.0f / scale;
+      for (int64_t i = begin; i < end; i += kLine) lines.encode<false>(i, factor, factor);
+    }
+  }
+}
+
+void encode_short_f32(const F32Lines& lines, int64_t pairs) {
+  const float* const scales = lines.args.scales;
+  for (int64_t b = 0; b < 2 * pairs; b += 2) {
+    if (is_tame(scales[b]) && is_tame(scales[b + 1])) {
+      lines.encode<true>(b * kShort, scales[b], scales[b + 1]);
+    } else {
+      lines.encode_exactly(b * kShort, kLine);
+    }
+  }
+}
+
+// Where no quotient reaches 512: scales of the block's own amax.
+void encode_f32(const EncodeArgs& args) {
+  const bool is_short = args.block == kShort && args.reciprocal;
+  const bool fits = args.reciprocal || args.amax != nullptr;
+  if (args.element != ElementFormat::kE4M3 || !fits || (args.block % kLine != 0 && !is_short)) {
+    return kKernelAvx512.encode_f32(args);
+  }
+  const F32Lines lines(args);
+  int64_t done = 0;
+  if (is_short) {
+    done = args.n / kLine * kLine;
+    encode_short_f32(lines, done / kLine);
+  } else {
+    done = args.n / args.block * args.block;
+    encode_long_f32(lines, done / args.block);
+  }
+  if (done < args.n) kKernelAvx512.encode_f32(part_of(args, done, args.n - done, sizeof(float)));
+}
+
 void amax_bf16(const AmaxArgs& args) { kKernelAvx512.amax_bf16(args); }
 void amax_f32(const AmaxArgs& args) { kKernelAvx512.amax_f32(args); }
 void scales_f32(const F32ScaleArgs& args) { kKernelAvx512.scales_f32(args); }
 void scales_e8m0(const E8M0Args& args) { kKernelAvx512.scales_e8m0(args); }
-void encode_f32(const EncodeArgs& args) { kKernelAvx512.encode_f32(args); }
 void decode_bf16(const DecodeArgs& args) { kKernelAvx512.decode_bf16(args); }
 void decode_f32(const DecodeArgs& args) { kKernelAvx512.decode_f32(args); }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <random>
 
+#include "argosy/bfloat16.h"
 #include "argosy/checkpoint.h"
 #include "argosy/checkpoint_convert.h"
 #include "cli/cli_process.h"
@@ -195,6 +196,20 @@ TEST(QuantiseCommand, DamagedFilesAreRefused) {
          {"x.scales", "[1, 2]", "[2, 1]"});
   expect(tag, {codes, {"x.scales", {floats.data(), DType::kF32, {2, 1}}}},
          {"x.scales", "F32", "F8_E8M0"});
+  // Code 255 is NaN, as the caller chose.
+  const uint8_t nan_scale[] = {127, 255};
+  const NamedTensor nan_scales = {"x.scales", {nan_scale, DType::kE8M0, {2, 1}}};
+  const std::vector<NamedTensor> holed = {{"x.tag", {&tag, DType::kU64, {1}}}, codes, nan_scales};
+  ASSERT_TRUE(write_safetensors(path, holed).ok());
+  const Words back = {"quantise", "--input", path, "--dequantise", "--output", dir + "/b"};
+  EXPECT_EQ(run_cli(back).exit_code, 0);
+  EXPECT_FALSE(
+      std::isfinite(read_tensor_argument(dir + "/b:x")->view().as<BFloat16>()[4].to_float()));
+  EXPECT_TRUE(
+      std::isfinite(read_tensor_argument(dir + "/b:x")->view().as<BFloat16>()[3].to_float()));
+  Words strict = back;
+  strict.insert(strict.end(), {"--non-finite", "error"});
+  expect_refused(strict, {"'x'", "row 1"});
   expect(tag, {{"x.codes", {bytes.data(), DType::kE4M3, {2, 5}}}, scales},
          {"x.codes", "[2, 5]", "[2, 4]"});
   expect(5, {codes, scales}, {"'x'", "tag"});

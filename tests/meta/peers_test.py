@@ -64,6 +64,19 @@ class PeersTest(unittest.TestCase):
         data["two_ranks"] = []
         self.assertNotIn("best other", load_report().markdown(data))
 
+    def test_quantised_weights_stand_with_their_error(self):
+        def result(peer, bits, seconds):
+            return {**row(peer, 8, seconds), "bits": bits, "error": 0.031, "rms_error": 0.022}
+        data = sample()
+        data["quantised"] = {"results": [result("argosy bf16", 16, 4e-3), result("argosy FP8", 8, 2e-3),
+                                         result("ggml q8_0", 8, 3e-3), result("argosy MXFP4", 4, 1e-3)],
+                             "skipped": {"kt-kernel INT8": "no second core"}}
+        text = load_report().markdown(data)
+        self.assertIn("| argosy FP8 | 2 ms | 1 ms to 4 ms | 9 | 2.00 | 3.1e-02 | 2.2e-02 |", text)
+        self.assertIn("8 bits, Argosy's speed over the best other's: 1.50", text)
+        self.assertNotIn("4 bits, Argosy", text)
+        self.assertIn("kt-kernel INT8: no second core", text)
+
     def test_picture_has_a_bar_per_result(self):
         tree = xml.etree.ElementTree.fromstring(load_report().svg(sample()))
         titles = [node.text for node in tree.iter("{http://www.w3.org/2000/svg}title")]

@@ -99,6 +99,72 @@ TEST(Kernel, AllGiveTheSameBytes) {
   }
 }
 
+// Values whose quotients lie on and next to every midpoint between codes, two ulps to both sides, of either sign, none above
+// `most`; zeros up to whole blocks. Every midpoint has 16 values of its own: a kernel that divides a whole vector where it
+// sees one midpoint must see each.
+std::vector<float> around_midpoints(float scale, float most, int64_t block, std::mt19937& rng) {
+  std::vector<float> values;
+  for (uint8_t code = 0; code < 0x7E; ++code) {
+    const double below = decode_element(ElementFormat::kE4M3, code);
+    const double above = decode_element(ElementFormat::kE4M3, static_cast<uint8_t>(code + 1));
+    const auto at = std::bit_cast<int32_t>(static_cast<float>((below + above) / 2 * scale));
+    for (int32_t word = std::max(at - 2, 0); word <= at + 2; ++word) {
+      const float value = std::bit_cast<float>(word);
+      if (value <= most) values.push_back(rng() % 2 == 0 ? value : -value);
+    }
+    values.resize((values.size() + 15) / 16 * 16, 0.0f);
+  }
+  const auto size = static_cast<size_t>(block);
+  values.resize((values.size() + size - 1) / size * size, 0.0f);
+  return values;
+}
+
+void expect_equal_codes(EncodeArgs args) {
+  std::vector<uint8_t> want(static_cast<size_t>(args.n)), got(want.size());
+  args.codes = want.data();
+  kernels().front()->encode_f32(args);
+  args.codes = got.data();
+  for (const Kernel* const kernel : kernels()) {
+    kernel->encode_f32(args);
+    ASSERT_EQ(got, want) << "block " << args.block << " scale " << args.scales[0] << " seed "
+                         << kSeed;
+  }
+}
+
+// Scales of all exponents, e4m3's denormals among the midpoints.
+TEST(Kernel, MidpointsOfEveryCodeAtEveryScale) {
+  std::mt19937 rng(kSeed);
+  constexpr int64_t kBlock = 128;
+  for (uint32_t field = 0; field < 255; ++field) {
+    const uint32_t amax = field << 23 | (static_cast<uint32_t>(rng()) & 0x7FFFFF);
+    float scale = 0;
+    kernels().front()->scales_f32({&amax, 1, &scale});
+    std::vector<float> values = around_midpoints(scale, std::bit_cast<float>(amax), kBlock, rng);
+    const std::vector<uint32_t> amaxes(values.size() / kBlock, amax);
+    std::vector<float> scales(amaxes.size(), scale);
+    EncodeArgs args;
+    args.x = reinterpret_cast<const std::byte*>(values.data());
+    args.n = static_cast<int64_t>(values.size());
+    args.block = kBlock;
+    args.scales = scales.data();
+    args.amax = amaxes.data();
+    expect_equal_codes(args);
+
+    const float power = std::bit_cast<float>(std::clamp(field, 1u, 246u) << 23);
+    values = around_midpoints(power, 511 * power, kBlock, rng);
+    args.x = reinterpret_cast<const std::byte*>(values.data());
+    args.n = static_cast<int64_t>(values.size());
+    args.reciprocal = true;
+    args.amax = nullptr;
+    for (const int64_t block : {int64_t{32}, kBlock}) {
+      scales.assign(static_cast<size_t>(args.n / block), 1 / power);
+      args.block = block;
+      args.scales = scales.data();
+      expect_equal_codes(args);
+    }
+  }
+}
+
 // All pairs of codes and exponents of the scale.
 TEST(Kernel, EveryCodeAtEveryScale) {
   std::vector<uint8_t> codes(512);
