@@ -1,0 +1,718 @@
+// Drawing and running a schedule. Test: latency_schedule_test.cc.
+#include "exchange/latency_schedule.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "argosy/bfloat16.h"
+
+namespace argosy::testing {
+namespace {
+
+using State = LatencyExchange::State;
+
+constexpr std::array<const char*, 4> kKindNames{"issue_dispatch", "wait_dispatch", "issue_combine",
+                                                "wait_combine"};
+
+// Exact in fp32, and another one for each place. In bf16, where 8 bits cannot name it all, a mixture of it.
+float element(DType dtype, int64_t exchange, int64_t call, int64_t rank, int64_t token,
+              int64_t column) {
+  const int64_t name = (((exchange * 16 + call) * 4 + rank) * 4 + token) * 16 + column;
+  if (dtype == DType::kF32) return static_cast<float>(name);
+  const uint64_t mixed = SmallRandom(static_cast<uint64_t>(name)).next();
+  const float value = static_cast<float>(128 + (mixed & 127)) * ((mixed & 128) != 0 ? 0.5f : 2.0f);
+  return (mixed & 256) != 0 ? -value : value;
+}
+
+float expert_value(DType dtype, float value, int64_t expert) {
+  const float result = value * 0.5f + static_cast<float>(expert);
+  return dtype == DType::kF32 ? result : BFloat16::from_float(result).to_float();
+}
+
+void store(DType dtype, std::byte* row, int64_t column, float value) {
+  if (dtype == DType::kF32) {
+    std::memcpy(row + column * 4, &value, 4);
+  } else {
+    const BFloat16 rounded = BFloat16::from_float(value);
+    std::memcpy(row + column * 2, &rounded, 2);
+  }
+}
+
+float load(DType dtype, const std::byte* row, int64_t column) {
+  if (dtype == DType::kF32) {
+    float value = 0;
+    std::memcpy(&value, row + column * 4, 4);
+    return value;
+  }
+  BFloat16 value;
+  std::memcpy(&value, row + column * 2, 2);
+  return value.to_float();
+}
+
+void poison(std::byte* data, int64_t bytes) {
+  if (bytes > 0) std::memset(data, 0xFF, static_cast<size_t>(bytes));
+}
+
+std::string failure_text(int exchange, int call) {
+  return fmt::format("no rows for call {} of exchange {}", call, exchange);
+}
+
+}  // namespace
+
+LatencySchedule::LatencySchedule() : pool_(std::move(*ThreadPool::create(1))) {}
+
+void LatencySchedule::draw_options(Layer* layer, bool share, const ScheduleRules& rules) {
+  LatencyOptions& options = layer->options;
+  const int64_t kind = random_.below(4);
+  options.dtype = kind < 2 ? DType::kF32 : DType::kBF16;
+  options.payload = kind == 3 ? BlockFormat::kMxfp8 : BlockFormat::kUnset;
+  options.hidden = random_.between(1, 9);
+  options.num_experts = random_.between(1, 6);
+  options.top_k = random_.between(1, std::min<int64_t>(3, options.num_experts));
+  options.max_tokens = random_.between(1, 3);
+  options.return_path = random_.one_in(2) ? ReturnPath::kPull : ReturnPath::kPush;
+  // Up to five calls under way on one group.
+  options.num_in_flight = rules.num_in_flight > 0 ? rules.num_in_flight
+                          : share                 ? random_.between(1, 2)
+                                                  : random_.between(1, 5);
+  layer->num_calls = rules.num_calls > 0 ? rules.num_calls
+                     : share             ? static_cast<int>(random_.between(3, 4))
+                                         : static_cast<int>(random_.between(5, kMaxCalls));
+}
+
+void LatencySchedule::draw_shape(const ScheduleRules& rules) {
+  num_ranks_ = rules.num_ranks > 0 ? rules.num_ranks : static_cast<int>(random_.between(2, 4));
+  num_layers_ = rules.num_calls == 0 && random_.one_in(3) ? 2 : 1;
+  bool direct = random_.one_in(2);
+  for (int i = 0; i < num_layers_; ++i) {
+    Layer& layer = layers_[static_cast<size_t>(i)];
+    draw_options(&layer, num_layers_ == 2, rules);
+    direct |= layer.options.return_path == ReturnPath::kPull;  // which reads the peers' windows
+  }
+  ScheduledWorld::Fault fault;
+  switch (rules.fault) {
+    case PlantedFault::kFlagWithoutEpoch:
+      fault.value_mask = LatencyFlag::of_epoch(1) - 1;
+      break;
+    case PlantedFault::kFlagOfOldEpoch:
+      fault.value_lag = LatencyFlag::of_epoch(1);
+      break;
+    // Windows of the first exchange, in the order in which it makes them.
+    case PlantedFault::kSlotAfterFlag:
+      fault.unbound_window = 1;
+      break;
+    case PlantedFault::kResultAfterFlag:
+      fault.unbound_window = 2;
+      break;
+    case PlantedFault::kNoticeAfterFlag:
+      fault.unbound_window = 3;
+      break;
+    default:
+      break;
+  }
+  world_.reset(num_ranks_, direct, fault);
+  count_shape(direct);
+  for (int i = 0; i < num_layers_; ++i) {
+    Layer& layer = layers_[static_cast<size_t>(i)];
+    layer.payload =
+        *payload_layout(layer.options.dtype, layer.options.payload, layer.options.hidden);
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+      auto state = State::create(world_.endpoint(rank), *pool_, layer.options, 1,
+                                 std::chrono::milliseconds(1000));
+      if (!state.has_value()) return check(state.error());
+      layer.states[static_cast<size_t>(rank)] = std::move(*state);
+    }
+    for (int call = 0; call < layer.num_calls; ++call) draw_call(i, call);
+  }
+}
+
+void LatencySchedule::count_shape(bool direct) {
+  in_flight_.fill(0);
+  if (num_layers_ == 2) ++coverage_.two_exchanges;
+  const LatencyOptions& options = layers_[0].options;
+  if (options.payload != BlockFormat::kUnset) ++coverage_.quantised;
+  if (options.return_path == ReturnPath::kPull) {
+    ++coverage_.pull;
+  } else {
+    ++(direct ? coverage_.push_by_stores : coverage_.push_by_puts);
+  }
+}
+
+void LatencySchedule::draw_routing(const LatencyOptions& options, Routing* routing) {
+  const int64_t size = random_.below(4);
+  routing->num_tokens = size == 0   ? 0
+                        : size == 1 ? options.max_tokens
+                                    : random_.between(0, options.max_tokens);
+  routing->num_experts = options.num_experts;
+  routing->top_k = options.top_k;
+  const auto count = static_cast<size_t>(routing->num_tokens * options.top_k);
+  routing->topk_idx.resize(count);
+  routing->topk_weights.values.resize(count);
+  for (size_t at = 0; at < count; ++at) {
+    const size_t first = at - at % static_cast<size_t>(options.top_k);
+    int32_t expert = -1;
+    if (!random_.one_in(6)) {
+      const auto chosen = routing->topk_idx.begin();
+      do {
+        expert = static_cast<int32_t>(random_.below(options.num_experts));
+      } while (std::find(chosen + static_cast<int64_t>(first), chosen + static_cast<int64_t>(at),
+                         expert) != chosen + static_cast<int64_t>(at));
+    }
+    routing->topk_idx[at] = expert;
+    routing->topk_weights.values[at] =
+        expert < 0 ? 0.0f : 0.125f * static_cast<float>(random_.between(1, 15));
+  }
+}
+
+void LatencySchedule::draw_hidden(int exchange, int call, int rank) {
+  const Layer& layer = layers_[static_cast<size_t>(exchange)];
+  const LatencyOptions& options = layer.options;
+  Part& part = layers_[static_cast<size_t>(exchange)]
+                   .calls[static_cast<size_t>(call)]
+                   .parts[static_cast<size_t>(rank)];
+  const int64_t tokens = part.routing.num_tokens;
+  const int64_t row_bytes = options.hidden * size_of(options.dtype);
+  part.hidden.resize(static_cast<size_t>(tokens * row_bytes));
+  part.output.resize(part.hidden.size());
+  part.rows.resize(static_cast<size_t>(tokens * options.hidden));
+  for (int64_t token = 0; token < tokens; ++token) {
+    std::byte* const row = part.hidden.data() + token * row_bytes;
+    for (int64_t column = 0; column < options.hidden; ++column) {
+      store(options.dtype, row, column,
+            element(options.dtype, exchange, call, rank, token, column));
+    }
+    alignas(64) std::array<std::byte, 64> encoded{};
+    alignas(64) std::array<std::byte, 64> decoded{};
+    const std::byte* as_received = row;
+    if (layer.payload.is_quantised()) {
+      encode_payload(layer.payload, row, encoded.data());
+      decode_payload(layer.payload, encoded.data(), decoded.data());
+      as_received = decoded.data();
+    }
+    for (int64_t column = 0; column < options.hidden; ++column) {
+      part.rows[static_cast<size_t>(token * options.hidden + column)] =
+          load(options.dtype, as_received, column);
+    }
+  }
+}
+
+void LatencySchedule::draw_call(int exchange, int call) {
+  Layer& layer = layers_[static_cast<size_t>(exchange)];
+  Call& one = layer.calls[static_cast<size_t>(call)];
+  one.failing = -1;
+  one.declined = one.more = false;
+  const auto fails = random_.one_in(12) ? random_.below(num_ranks_) : -1;
+  const auto declines = random_.one_in(12) ? random_.below(num_ranks_) : -1;
+  for (int rank = num_ranks_ - 1; rank >= 0; --rank) {
+    Part& part = one.parts[static_cast<size_t>(rank)];
+    part.fails = rank == fails || (fails >= 0 && random_.one_in(4));
+    part.declines = !part.fails && rank == declines;
+    part.more = random_.one_in(6);
+    part.results_written = false;
+    part.next = 0;
+    draw_routing(layer.options, &part.routing);
+    draw_hidden(exchange, call, rank);
+    if (part.fails) one.failing = rank;
+    one.declined |= part.declines;
+    one.more |= part.more && !part.fails && !part.declines;
+  }
+  if (one.failing >= 0) ++coverage_.failed_calls;
+  if (one.declined) ++coverage_.declined_calls;
+}
+
+// Whether `half` may stand next in the program of `rank`, given what stands in all programs so far. `alone`: every rank
+// gets this same program.
+bool LatencySchedule::may_come_next(int rank, const Half& half, bool alone) const {
+  const Layer& layer = layers_[half.exchange];
+  const auto at_least = [&](int call, int next) {
+    const Call& one = layer.calls[static_cast<size_t>(call)];
+    for (int peer = 0; peer < num_ranks_; ++peer) {
+      if (!(alone && peer != rank) && one.parts[static_cast<size_t>(peer)].next < next)
+        return false;
+    }
+    return true;
+  };
+  const auto own = [&](int call) {
+    return layer.calls[static_cast<size_t>(call)].parts[static_cast<size_t>(rank)].next;
+  };
+  switch (half.kind) {
+    case Kind::kIssueDispatch: {
+      const int earlier = half.call - static_cast<int>(layer.options.num_in_flight);
+      return (half.call == 0 || own(half.call - 1) > 0) &&
+             (earlier < 0 || (own(earlier) == 4 && at_least(earlier, 3)));
+    }
+    case Kind::kWaitDispatch:
+      return at_least(half.call, 1);
+    case Kind::kIssueCombine:
+      return true;
+    case Kind::kWaitCombine:
+      return at_least(half.call, 3);
+  }
+  return false;
+}
+
+// Programs of ranks [first, last], drawn together: some order of all their halves in which none waits for a later one.
+void LatencySchedule::draw_program_steps(int first_rank, int last_rank) {
+  const bool alone = first_rank == last_rank;
+  const bool early = random_.one_in(2);  // as many calls under way as there may be
+  while (true) {
+    candidates_.clear();
+    candidate_ranks_.clear();
+    bool is_issue = false;
+    for (int rank = first_rank; rank <= last_rank; ++rank) {
+      for (int exchange = 0; exchange < num_layers_; ++exchange) {
+        const Layer& layer = layers_[static_cast<size_t>(exchange)];
+        for (int call = 0; call < layer.num_calls; ++call) {
+          const int next =
+              layer.calls[static_cast<size_t>(call)].parts[static_cast<size_t>(rank)].next;
+          const Half half{static_cast<Kind>(next), static_cast<uint8_t>(exchange),
+                          static_cast<uint8_t>(call)};
+          if (next == 4 || (early && is_issue && next != 0) || !may_come_next(rank, half, alone)) {
+            continue;
+          }
+          if (early && next == 0 && !is_issue) {
+            candidates_.clear();
+            candidate_ranks_.clear();
+            is_issue = true;
+          }
+          candidates_.push_back(half);
+          candidate_ranks_.push_back(rank);
+        }
+      }
+    }
+    if (candidates_.empty()) return;
+    const auto chosen =
+        static_cast<size_t>(random_.below(static_cast<int64_t>(candidates_.size())));
+    const Half& half = candidates_[chosen];
+    programs_[static_cast<size_t>(candidate_ranks_[chosen])].push_back(half);
+    int& next = part_of(candidate_ranks_[chosen], half).next;
+    next = half.kind == Kind::kWaitDispatch && call_of(half).is_over() ? 4 : next + 1;
+  }
+}
+
+void LatencySchedule::draw_programs() {
+  for (std::vector<Half>& program : programs_) program.clear();
+  at_.fill(0);
+  if (random_.one_in(2)) {
+    draw_program_steps(0, num_ranks_ - 1);
+    return;
+  }
+  draw_program_steps(0, 0);
+  for (int rank = 1; rank < num_ranks_; ++rank) programs_[static_cast<size_t>(rank)] = programs_[0];
+}
+
+void LatencySchedule::draw_pace() {
+  constexpr std::array<int64_t, 4> kWeights{256, 256, 40, 0};
+  constexpr std::array<int64_t, 4> kShares{8, 64, 160, 250};
+  const auto draw = [&] { return kWeights[static_cast<size_t>(random_.below(4))]; };
+  pace_.rank_share = kShares[static_cast<size_t>(random_.below(4))];
+  for (int64_t& weight : pace_.rank) weight = draw();
+  for (int64_t& weight : pace_.channel) weight = draw();
+  pace_.puts = rules_.payloads_are_slow ? 0 : draw();
+  if (rules_.rank_1_is_slow) pace_.rank[1] = 0;
+}
+
+std::string LatencySchedule::run(uint64_t seed, const ScheduleRules& rules) {
+  random_ = SmallRandom(seed);
+  rules_ = rules;
+  failure_.clear();
+  num_steps_ = 0;
+  draw_shape(rules);
+  if (!failure_.empty()) return failure_;
+  draw_programs();
+  draw_pace();
+  while (failure_.empty() && pick_and_do()) {
+    if (random_.one_in(48)) draw_pace();
+    if (rules.fault == PlantedFault::kNone && !world_.broken().empty()) fail(world_.broken());
+  }
+  int64_t num_signals = 0;
+  for (int i = 0; i < num_layers_; ++i) {
+    num_signals += int64_t{2} * num_ranks_ * num_ranks_ * layers_[static_cast<size_t>(i)].num_calls;
+  }
+  for (int rank = 0; rank < num_ranks_ && failure_.empty(); ++rank) {
+    const auto at = static_cast<size_t>(rank);
+    if (at_[at] == programs_[at].size()) continue;
+    const Half& half = programs_[at][at_[at]];
+    fail(fmt::format("hang: rank {} waits in {} of call {} of exchange {}, {} messages under way",
+                     rank, kKindNames[static_cast<size_t>(half.kind)], half.call, half.exchange,
+                     world_.pending().size()));
+  }
+  if (failure_.empty() && !world_.pending().empty()) fail("messages that nobody can deliver");
+  if (failure_.empty() && world_.num_signals() != num_signals) {
+    fail(fmt::format("{} signals, expected {}", world_.num_signals(), num_signals));
+  }
+  return failure_;
+}
+
+int64_t LatencySchedule::weight_of(const ScheduledWorld::Message& message) const {
+  const int64_t weight =
+      pace_.channel[static_cast<size_t>(message.source * kMaxRanks + message.dest)];
+  return message.is_signal ? weight : std::min(weight, pace_.puts);
+}
+
+bool LatencySchedule::deliver(size_t which) {
+  const ScheduledWorld::Message message = world_.pending()[which];
+  if (!world_.deliver(which, random_)) return false;
+  steps_[num_steps_++ % steps_.size()] = {.message = message};
+  return true;
+}
+
+// A half that would wait is tried too, now and then: it must find out by itself, and change nothing.
+bool LatencySchedule::step_rank(int rank) {
+  const auto at = static_cast<size_t>(rank);
+  if (at_[at] == programs_[at].size()) return false;
+  const bool ready = is_ready(rank);
+  if (!ready && !random_.one_in(8)) return false;
+  const Half half = programs_[at][at_[at]];
+  if (!do_half(rank, half)) {
+    if (ready) fail(fmt::format("rank {} waits for what is said to be here", rank));
+    return false;
+  }
+  ++at_[at];
+  steps_[num_steps_++ % steps_.size()] = {
+      .is_half = true, .rank = rank, .half = half, .message = {}};
+  if (!ready) fail(fmt::format("rank {} goes on, though what it needs is not here", rank));
+  return true;
+}
+
+bool LatencySchedule::pick_and_do() { return try_random() || try_any(false) || try_any(true); }
+
+bool LatencySchedule::try_random() {
+  for (int attempt = 0; attempt < 12; ++attempt) {
+    const size_t num_pending = world_.pending().size();
+    if (num_pending == 0 || random_.below(256) < pace_.rank_share) {
+      const auto rank = static_cast<int>(random_.below(num_ranks_));
+      if (random_.below(256) < pace_.rank[static_cast<size_t>(rank)] && step_rank(rank))
+        return true;
+    } else {
+      const auto which = static_cast<size_t>(random_.below(static_cast<int64_t>(num_pending)));
+      if (random_.below(256) < weight_of(world_.pending()[which]) && deliver(which)) return true;
+    }
+  }
+  return false;
+}
+
+// Whatever is possible, from a random place on.
+bool LatencySchedule::try_any(bool held_too) {
+  const auto num_pending = static_cast<int64_t>(world_.pending().size());
+  const int64_t first = random_.below(num_pending + num_ranks_);
+  for (int64_t i = 0; i < num_pending + num_ranks_; ++i) {
+    const int64_t which = (first + i) % (num_pending + num_ranks_);
+    if (which < num_ranks_) {
+      const auto rank = static_cast<int>(which);
+      if ((held_too || pace_.rank[static_cast<size_t>(rank)] > 0) && step_rank(rank)) return true;
+    } else {
+      const auto message = static_cast<size_t>(which - num_ranks_);
+      if ((held_too || weight_of(world_.pending()[message]) > 0) && deliver(message)) return true;
+    }
+  }
+  return false;
+}
+
+// Makes the flags look as they would to a reader with the fault.
+void LatencySchedule::plant(int rank, const Half& half) {
+  const bool reuse = half.kind == Kind::kIssueDispatch;
+  const bool sum = half.kind == Kind::kWaitCombine;
+  const bool any = rules_.fault == PlantedFault::kEpochNotCompared;
+  if (!any && !(reuse && rules_.fault == PlantedFault::kReuseWithoutDone) &&
+      !(sum && rules_.fault == PlantedFault::kSumWithoutDone)) {
+    return;
+  }
+  if (half.kind == Kind::kIssueCombine) return;
+  State& state = state_of(rank, half);
+  const uint64_t epoch =
+      reuse ? state.call_of(state.last_epoch + 1).epoch : part_of(rank, half).number;
+  if (epoch == 0) return;
+  const auto kind = half.kind == Kind::kWaitDispatch ? LatencyLayout::kRows : LatencyLayout::kDone;
+  const uint64_t wanted = LatencyFlag::of_epoch(epoch);
+  for (int peer = 0; peer < num_ranks_; ++peer) {
+    std::byte* const at =
+        state.own(state.flags, state.layout.flag(state.set_of(epoch), kind, peer));
+    uint64_t word = 0;
+    std::memcpy(&word, at, sizeof(word));
+    if (word >= wanted || (any && word == 0)) continue;
+    word = wanted | (word & (LatencyFlag::of_epoch(1) - 1));
+    std::memcpy(at, &word, sizeof(word));
+  }
+}
+
+bool LatencySchedule::is_ready(int rank) {
+  const auto at = static_cast<size_t>(rank);
+  const Half& half = programs_[at][at_[at]];
+  if (rules_.fault != PlantedFault::kNone) plant(rank, half);
+  const State& state = state_of(rank, half);
+  switch (half.kind) {
+    case Kind::kIssueDispatch:
+      return state.can_issue();
+    case Kind::kWaitDispatch:
+      return state.arrived(part_of(rank, half).number, LatencyLayout::kRows);
+    case Kind::kIssueCombine:
+      return true;
+    case Kind::kWaitCombine:
+      return state.arrived(part_of(rank, half).number, LatencyLayout::kDone);
+  }
+  return false;
+}
+
+bool LatencySchedule::do_half(int rank, const Half& half) {
+  switch (half.kind) {
+    case Kind::kIssueDispatch:
+      return issue_dispatch(rank, half);
+    case Kind::kWaitDispatch:
+      return wait_dispatch(rank, half);
+    case Kind::kIssueCombine:
+      return issue_combine(rank, half);
+    case Kind::kWaitCombine:
+      return wait_combine(rank, half);
+  }
+  return false;
+}
+
+bool LatencySchedule::issue_dispatch(int rank, const Half& half) {
+  Part& part = part_of(rank, half);
+  const LatencyOptions& options = layer_of(half).options;
+  const Status local = part.fails
+                           ? Status(StatusCode::kNonFinite, failure_text(half.exchange, half.call))
+                           : Status();
+  const Result<uint64_t> number =
+      state_of(rank, half)
+          .issue_dispatch(local, part.routing,
+                          ConstTensorView(part.hidden.data(), options.dtype,
+                                          {part.routing.num_tokens, options.hidden}),
+                          {.more = part.more, .decline = part.declines});
+  if (world_.take_blocked()) return false;
+  check(number.error());
+  part.number = half.call + uint64_t{1};
+  if (number.has_value() && *number != part.number)
+    fail(fmt::format("call has number {}", *number));
+  int& in_flight = in_flight_[static_cast<size_t>(rank)];
+  coverage_.most_in_flight = std::max(coverage_.most_in_flight, ++in_flight);
+  return true;
+}
+
+bool LatencySchedule::wait_dispatch(int rank, const Half& half) {
+  const Call& call = call_of(half);
+  Part& part = part_of(rank, half);
+  State& state = state_of(rank, half);
+  const Status status = state.wait_dispatch(part.number, &part.received);
+  if (world_.take_blocked()) return false;
+  const auto notices = static_cast<int64_t>(sizeof(Notice)) * num_ranks_;
+  poison(state.own(state.notices, state.layout.notice(state.set_of(part.number), 0)), notices);
+  if (call.failing >= 0) {
+    const std::string want =
+        fmt::format("rank {}: {}", call.failing, failure_text(half.exchange, half.call));
+    if (status.code() != StatusCode::kNonFinite || status.message() != want) {
+      fail(fmt::format("the call ends with \"{}\", expected \"{}\"", status.to_string(), want));
+    }
+  } else if (!status.ok()) {
+    check(status);
+  } else if (part.received.declined != call.declined || part.received.more != call.more) {
+    fail(fmt::format("declined {} and more {}, expected {} and {}", part.received.declined,
+                     part.received.more, call.declined, call.more));
+  }
+  // Every home rank has summed what these results were before.
+  poison_results(rank, half);
+  if (!failure_.empty()) return true;
+  if (call.is_over()) {
+    --in_flight_[static_cast<size_t>(rank)];
+    poison_slots(rank, half);
+    poison(part.hidden.data(), static_cast<int64_t>(part.hidden.size()));
+    return true;
+  }
+  check_rows(rank, half);
+  if (random_.one_in(2)) write_results(rank, half);
+  return true;
+}
+
+bool LatencySchedule::issue_combine(int rank, const Half& half) {
+  Part& part = part_of(rank, half);
+  State& state = state_of(rank, half);
+  check_rows(rank, half);  // they are still what they were
+  if (!part.results_written) write_results(rank, half);
+  poison_slots(rank, half);
+  check(state.issue_combine(part.number));
+  poison(part.hidden.data(), static_cast<int64_t>(part.hidden.size()));
+  const LatencyOptions& options = layer_of(half).options;
+  for (const State::Parcel& parcel : state.call_of(part.number).parcels) {
+    poison(state.outbox.data() + parcel.from, options.hidden * size_of(options.dtype));
+  }
+  return !world_.take_blocked();
+}
+
+bool LatencySchedule::wait_combine(int rank, const Half& half) {
+  Part& part = part_of(rank, half);
+  State& state = state_of(rank, half);
+  const LatencyOptions& options = layer_of(half).options;
+  CombineInput input;
+  input.topk_weights = ConstTensorView(part.routing.topk_weights.values.data(), DType::kF32,
+                                       {part.routing.num_tokens, options.top_k});
+  poison(part.output.data(), static_cast<int64_t>(part.output.size()));
+  const Status status = state.wait_combine(
+      part.number, input,
+      TensorView(part.output.data(), options.dtype, {part.routing.num_tokens, options.hidden}));
+  if (world_.take_blocked()) return false;
+  --in_flight_[static_cast<size_t>(rank)];
+  check(status);
+  check_sums(rank, half);
+  // The next rows for these return slots come after this rank's next flags of rows.
+  if (options.return_path == ReturnPath::kPush) poison_results(rank, half);
+  return true;
+}
+
+// Rows in the contract's order: by expert, then rising by source and token; each of a token that asked for the expert, and
+// as many as there are such tokens.
+void LatencySchedule::check_rows(int rank, const Half& half) {
+  const Layer& layer = layer_of(half);
+  const LatencyOptions& options = layer.options;
+  const Call& call = call_of(half);
+  const LatencyRows& rows = part_of(rank, half).received;
+  const Placement& placement = state_of(rank, half).placement;
+  const auto num_local = static_cast<size_t>(placement.num_local(rank));
+  if (rows.group_sizes.size() != num_local || rows.group_offsets.size() != num_local + 1) {
+    return fail(fmt::format("{} groups, expected {}", rows.group_sizes.size(), num_local));
+  }
+  alignas(64) std::array<std::byte, 64> decoded{};
+  size_t next = 0;
+  for (size_t group = 0; group < num_local; ++group) {
+    const auto expert = static_cast<int32_t>(placement.begin(rank) + static_cast<int64_t>(group));
+    for (int source = 0; source < num_ranks_; ++source) {
+      const Part& sent = call.parts[static_cast<size_t>(source)];
+      for (size_t at = 0; at < sent.routing.topk_idx.size(); ++at) {
+        if (sent.routing.topk_idx[at] != expert) continue;
+        const int64_t token = static_cast<int64_t>(at) / options.top_k;
+        if (next >= rows.rows.size() || rows.source_rank[next] != source ||
+            rows.source_token[next] != token) {
+          return fail(fmt::format("row {} is not token {} of rank {} for expert {}", next, token,
+                                  source, expert));
+        }
+        const std::byte* row = rows.rows[next++];
+        if (layer.payload.is_quantised()) {
+          decode_payload(layer.payload, row, decoded.data());
+          row = decoded.data();
+        }
+        for (int64_t column = 0; column < options.hidden; ++column) {
+          const float want = sent.rows[static_cast<size_t>(token * options.hidden + column)];
+          const float got = load(options.dtype, row, column);
+          if (got != want) {
+            return fail(fmt::format("row {}, token {} of rank {}, column {}: {}, expected {}",
+                                    next - 1, token, source, column, got, want));
+          }
+        }
+      }
+    }
+    if (rows.group_offsets[group + 1] != static_cast<int64_t>(next) ||
+        rows.group_offsets[group] + rows.group_sizes[group] != static_cast<int64_t>(next)) {
+      return fail(fmt::format("group {} ends at {}, expected {}", group,
+                              rows.group_offsets[group + 1], next));
+    }
+  }
+  if (next != rows.rows.size()) fail(fmt::format("{} rows, expected {}", rows.rows.size(), next));
+}
+
+void LatencySchedule::write_results(int rank, const Half& half) {
+  if (!failure_.empty()) return;
+  const LatencyOptions& options = layer_of(half).options;
+  const Call& call = call_of(half);
+  Part& part = part_of(rank, half);
+  const LatencyRows& rows = part.received;
+  const int64_t first = state_of(rank, half).placement.begin(rank);
+  for (size_t group = 0; group < rows.group_sizes.size(); ++group) {
+    for (int64_t i = rows.group_offsets[group]; i < rows.group_offsets[group + 1]; ++i) {
+      const auto at = static_cast<size_t>(i);
+      const Part& sent = call.parts[static_cast<size_t>(rows.source_rank[at])];
+      for (int64_t column = 0; column < options.hidden; ++column) {
+        const float value =
+            sent.rows[static_cast<size_t>(rows.source_token[at] * options.hidden + column)];
+        store(options.dtype, rows.results[at], column,
+              expert_value(options.dtype, value, first + static_cast<int64_t>(group)));
+      }
+    }
+  }
+  part.results_written = true;
+}
+
+void LatencySchedule::check_sums(int rank, const Half& half) {
+  if (!failure_.empty()) return;
+  const LatencyOptions& options = layer_of(half).options;
+  const Part& part = part_of(rank, half);
+  const int64_t row_bytes = options.hidden * size_of(options.dtype);
+  for (int64_t token = 0; token < part.routing.num_tokens; ++token) {
+    for (int64_t column = 0; column < options.hidden; ++column) {
+      const float value = part.rows[static_cast<size_t>(token * options.hidden + column)];
+      float want = 0.0f;
+      for (int64_t k = 0; k < options.top_k; ++k) {
+        const auto at = static_cast<size_t>(token * options.top_k + k);
+        const int32_t expert = part.routing.topk_idx[at];
+        if (expert < 0) continue;
+        want = std::fma(part.routing.topk_weights.values[at],
+                        expert_value(options.dtype, value, expert), want);
+      }
+      if (options.dtype == DType::kBF16) want = BFloat16::from_float(want).to_float();
+      const float got = load(options.dtype, part.output.data() + token * row_bytes, column);
+      if (got != want) {
+        return fail(
+            fmt::format("sum of token {}, column {}: {}, expected {}", token, column, got, want));
+      }
+    }
+  }
+}
+
+// This rank's slots of a call: it has read them all.
+void LatencySchedule::poison_slots(int rank, const Half& half) {
+  State& state = state_of(rank, half);
+  const LatencyLayout& layout = state.layout;
+  poison(state.own(state.slots, layout.slot(state.set_of(part_of(rank, half).number), 0, 0)),
+         layout.num_ranks * layout.max_tokens * layout.slot_bytes);
+}
+
+// This rank's part of the window of results: what lies there belongs to a call that is over everywhere.
+void LatencySchedule::poison_results(int rank, const Half& half) {
+  State& state = state_of(rank, half);
+  const LatencyLayout& layout = state.layout;
+  const int64_t set = state.set_of(part_of(rank, half).number);
+  if (!layout.push) {
+    poison(state.own(state.results, layout.result(set, 0, 0, 0)),
+           layout.num_ranks * layout.max_tokens * layout.max_entries * layout.row_stride);
+  } else if (half.kind == Kind::kWaitCombine) {
+    poison(state.own(state.results, layout.return_slot(set, 0, 0)),
+           layout.max_tokens * layout.top_k * layout.row_stride);
+  }
+}
+
+void LatencySchedule::check(const Status& status) {
+  if (!status.ok()) fail(status.to_string());
+}
+
+void LatencySchedule::fail(std::string text) {
+  if (failure_.empty()) failure_ = text + "\n" + last_steps();
+}
+
+std::string LatencySchedule::last_steps() const {
+  std::string text = fmt::format("{} ranks, {} exchanges; last of {} steps:\n", num_ranks_,
+                                 num_layers_, num_steps_);
+  const size_t shown = std::min(num_steps_, steps_.size());
+  for (size_t i = num_steps_ - shown; i < num_steps_; ++i) {
+    const Step& step = steps_[i % steps_.size()];
+    const ScheduledWorld::Message& message = step.message;
+    if (step.is_half) {
+      text += fmt::format("  rank {}: {} of call {} of exchange {}\n", step.rank,
+                          kKindNames[static_cast<size_t>(step.half.kind)], step.half.call,
+                          step.half.exchange);
+    } else if (message.is_signal) {
+      text += fmt::format("  {} to {}: word {} of window {} = epoch {} + {:#x}\n", message.source,
+                          message.dest, message.offset, message.window,
+                          message.value >> LatencyFlag::kEpochShift,
+                          message.value & (LatencyFlag::of_epoch(1) - 1));
+    } else {
+      text += fmt::format("  {} to {}: {}bytes [{}, {}) of window {}\n", message.source,
+                          message.dest, message.is_torn ? "the other " : "", message.offset,
+                          message.offset + message.bytes, message.window);
+    }
+  }
+  return text;
+}
+
+}  // namespace argosy::testing
