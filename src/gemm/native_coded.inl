@@ -26,7 +26,9 @@ struct E4M3Codes {
   }
   ARGOSY_CODED_INLINE PairColumns columns(const std::byte* block, int pair) const {
     constexpr int kOrOfAnd = 0xEA;  // a & b | c
-    const __m512i code = _mm512_load_si512(block + int64_t{pair} * 64);
+    __m512i code = _mm512_load_si512(block + int64_t{pair} * 64);
+    // GCC would load it again for each lookup, which overwrites its operand.
+    __asm__("" : "+v"(code));
     const __m512i magnitude = _mm512_permutex2var_epi8(high[0], code, high[1]);
     return unpacked(_mm512_permutex2var_epi8(low[0], code, low[1]),
                     _mm512_ternarylogic_epi64(code, sign, magnitude, kOrOfAnd));
@@ -48,9 +50,17 @@ struct E2M1Codes {
   }
 };
 
+// A line of codes, or of scales, `ahead` bytes further on. Line by line as they are read: a burst of a block's lines
+// takes every miss buffer.
+ARGOSY_CODED_INLINE void prefetch_ahead(const std::byte* from, uintptr_t ahead) {
+  prefetch_line(reinterpret_cast<uintptr_t>(from) + ahead);
+}
+
 template <typename Codes, int kRows>
 ARGOSY_CODED_INLINE void coded_pair(const Codes& codes, const float* x, const std::byte* block,
-                                    int pair, __m512 (&acc)[kRows][2]) {
+                                    uintptr_t ahead, int pair, __m512 (&acc)[kRows][2]) {
+  constexpr int kPairsPerLine = static_cast<int>(kBlockK / 2 * 64 / Codes::kBlockBytes);
+  if (pair % kPairsPerLine == 0) prefetch_ahead(block + pair / kPairsPerLine * 64, ahead);
   const PairColumns columns = codes.columns(block, pair);
   for (int r = 0; r < kRows; ++r) {
     const __m512bh row = (__m512bh)_mm512_set1_ps(x[r * PairRows::kStaged + pair]);
@@ -61,9 +71,9 @@ ARGOSY_CODED_INLINE void coded_pair(const Codes& codes, const float* x, const st
 
 template <typename Codes, int kRows, int... kPairs>
 ARGOSY_CODED_INLINE void coded_pairs(const Codes& codes, const float* x, const std::byte* block,
-                                     __m512 (&acc)[kRows][2],
+                                     uintptr_t ahead, __m512 (&acc)[kRows][2],
                                      std::integer_sequence<int, kPairs...>) {
-  (coded_pair<Codes, kRows>(codes, x, block, kPairs, acc), ...);
+  (coded_pair<Codes, kRows>(codes, x, block, ahead, kPairs, acc), ...);
 }
 
 template <int kRows>
@@ -81,6 +91,9 @@ ARGOSY_CODED_TARGET void coded_rows(const DotArgs& args, const CodedPanel& panel
   const float* x = reinterpret_cast<const float*>(args.rows);
   const int64_t k_blocks = (args.k + kBlockK - 1) / kBlockK;
   const int64_t blocks_per_scale = panel.block_k / kBlockK;
+  // Nowhere to prefetch: to where it reads.
+  const uintptr_t ahead =
+      args.prefetch_lines == 0 ? 0 : args.prefetch - reinterpret_cast<uintptr_t>(panel.panel);
   alignas(64) float scales[kPanelColumns];
   __m512 sums[kRows][2] = {};
   // With scales of rows the sums are in the scratch.
@@ -90,10 +103,12 @@ ARGOSY_CODED_TARGET void coded_rows(const DotArgs& args, const CodedPanel& panel
   for (int64_t block = 0; at < k_blocks; ++block) {
     __m512 acc[kRows][2] = {};
     const std::byte* from = panel.panel + codes_offset(panel.layout, at);
+    for (int64_t i = 0; i < panel.layout.scale_bytes; i += 64) {
+      prefetch_ahead(from - panel.layout.scale_bytes + i, ahead);
+    }
     const int64_t end = std::min(at + blocks_per_scale, k_blocks);
     for (; at < end; ++at, from += Codes::kBlockBytes, x += kRows * PairRows::kStaged) {
-      prefetch_block(args, at);
-      coded_pairs<Codes, kRows>(codes, x, from, acc, std::make_integer_sequence<int, 16>());
+      coded_pairs<Codes, kRows>(codes, x, from, ahead, acc, std::make_integer_sequence<int, 16>());
     }
     load_scales(panel, block, scales);
     if constexpr (kRowScales) {
