@@ -18,7 +18,9 @@
 #include <memory>
 #include <vector>
 
+#include "argosy/exchange_stats.h"
 #include "argosy/group.h"
+#include "argosy/payload.h"
 #include "argosy/plan.h"
 #include "argosy/router.h"
 #include "argosy/status.h"
@@ -34,15 +36,16 @@ struct ExchangeOptions {
   // Bytes of the buffer of received rows (the buffer of results has the same size). Demand above it
   // runs in rounds. At least one aligned row.
   int64_t receive_budget_bytes = 256ll << 20;
-  int64_t max_receive_rows = -1;  // hard cap per rank and call; -1 = none
-  int64_t group_alignment = 1;    // groups start at multiples of this many rows
+  int64_t max_receive_rows = -1;              // hard cap per rank and call; -1 = none
+  int64_t group_alignment = 1;                // groups start at multiples of this many rows
+  BlockFormat payload = BlockFormat::kUnset;  // of dispatch; kUnset: rows as they are
 };
 
 // What an Exchange takes of symmetric memory on each rank; planning and creation use this one
 // function.
 struct ExchangeSize {
   int64_t round_rows = 0;     // rows of one buffer
-  int64_t rows_bytes = 0;     // received rows
+  int64_t rows_bytes = 0;     // received rows, as they travel
   int64_t results_bytes = 0;  // expert rows on their way home
   int64_t flags_bytes = 0;
   int64_t counts_bytes = 0;
@@ -53,7 +56,9 @@ Result<ExchangeSize> size_exchange(const ExchangeOptions& options, int num_ranks
 
 // Received rows of one round, expert-major. Valid until issue_combine of that round.
 struct ReceivedRows {
-  ConstTensorView rows;                // [round_rows, H]; rows outside the groups are unspecified
+  // [round_rows, H]; of a quantised payload U8 [round_rows, bytes from row to row], each encoded by Exchange::payload().
+  // Rows outside the groups are unspecified.
+  ConstTensorView rows;
   std::vector<int64_t> group_offsets;  // [L] first row of each local expert's group
   std::vector<int64_t> group_sizes;    // [L]
 };
@@ -78,7 +83,10 @@ class Exchange {
   const ExchangeOptions& options() const;
   const ExchangeSize& size() const;
   const Placement& placement() const;
+  const PayloadLayout& payload() const;
   uint64_t group_id() const;
+  // Of this rank, since creation.
+  const ExchangeStats& stats() const;
 
   // Sends this rank's counts and status to everybody. A routing that breaks contract 1.8 (expert
   // out of range, twice in a row) or a `local` that is not ok is sent as an error that every rank
@@ -94,7 +102,7 @@ class Exchange {
   // make_plan with this exchange's options.
   Status plan(const Routing& routing, const CountsMatrix& counts, DispatchPlan* plan) const;
 
-  // Pushes this rank's rows of one round. Rounds rise from 0.
+  // Pushes this rank's rows of one round, quantised on the way where the payload is. Rounds rise from 0.
   //
   // Blocks: at most step_deadline, for the peers' buffers when round > 0.
   // in   hidden  [T, H] of the exchange's dtype, unit stride in H; may be reused on return

@@ -8,12 +8,14 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "argosy/checkpoint.h"
 #include "argosy/exchange.h"
 #include "argosy/gemm.h"
 #include "argosy/group.h"
+#include "argosy/latency.h"
 #include "argosy/plan.h"
 #include "argosy/router.h"
 #include "argosy/status.h"
@@ -40,8 +42,29 @@ struct MoeWeights {
 Result<MoeWeights> load_moe_weights(const Checkpoint& checkpoint, int64_t layer, int rank,
                                     int num_ranks);
 
+// How a call's rows travel (contract 3).
+enum class MoeMode : uint8_t {
+  kThroughput,  // counts first, then every row to its exact place: training and prefill
+  kLatency,     // rows into fixed slots without asking: decode
+  // By measured cost, the same on every rank: latency mode while every rank has at most as many tokens as it was found
+  // to be faster for.
+  kAuto,
+};
+// "throughput", "latency", "auto".
+const char* name_of(MoeMode mode);
+// kNotFound names the word and the known ones.
+Result<MoeMode> parse_moe_mode(std::string_view name);
+
 struct MoeOptions {
   DType hidden_dtype = DType::kUnset;  // kBF16 or kF32
+  MoeMode mode = MoeMode::kThroughput;
+  // Of dispatch, in every mode: what travels is quantised row by row and decoded to bf16 (contract 3.5); kBF16 rows only.
+  BlockFormat payload = BlockFormat::kUnset;
+  // Latency mode. M, the most tokens of one rank that a call carries; more is an error on every rank, or goes by
+  // in several calls.
+  int64_t max_tokens = 128;
+  bool chunk = false;
+  ReturnPath return_path = ReturnPath::kPull;
   int64_t receive_budget_bytes = 256ll
                                  << 20;  // receive buffer per rank; more demand runs in rounds
   int64_t max_receive_rows = -1;         // hard cap per rank and call; -1 = none
@@ -49,6 +72,7 @@ struct MoeOptions {
   // Buffers to use; null = own ones. Layers that run one after the other on one group may share an
   // Exchange made by them with these options and the layer's sizes.
   std::shared_ptr<Exchange> exchange;
+  std::shared_ptr<LatencyExchange> latency;
 };
 
 // Time of the stages of one call on this rank, seconds.
@@ -83,19 +107,22 @@ struct StageSpan {
 
 // What one call did, on this rank.
 struct MoeReport {
-  std::vector<int64_t> rows_per_expert;  // [E] over all ranks
-  std::vector<int64_t> rows_per_rank;    // [R] over all ranks
-  int64_t num_rounds = 0;
-  int64_t dispatch_bytes = 0;        // rows that leave this rank, each token once per peer
-  int64_t combine_bytes = 0;         // expert rows that come home from other ranks
-  int64_t saved_by_dedup_bytes = 0;  // dispatch bytes that were not sent twice
+  // Over all ranks; in latency mode nobody counts the rows of others: those of this rank's experts, elsewhere 0.
+  std::vector<int64_t> rows_per_expert;  // [E]
+  std::vector<int64_t> rows_per_rank;    // [R]
+  int64_t num_rounds = 0;                // of throughput mode; of latency mode the calls it took
+  int64_t dispatch_bytes = 0;            // rows that leave this rank, each token once per peer
+  int64_t combine_bytes = 0;             // expert rows that come home from other ranks
+  int64_t saved_by_dedup_bytes = 0;      // dispatch bytes that were not sent twice
   int64_t num_nonfinite_rows = 0;
+  MoeMode mode = MoeMode::kThroughput;  // that the call took: kThroughput or kLatency
   StageTimes seconds;
   // What this rank sends to every rank, itself included: expert rows [R], and the same with each
   // token once per destination and round, which is what moves.
   std::vector<int64_t> sent_rows;
   std::vector<int64_t> sent_rows_dedup;
-  int64_t row_bytes = 0;
+  int64_t row_bytes = 0;           // of an expert row on its way home
+  int64_t dispatch_row_bytes = 0;  // of a dispatched row
   // Time line in order of time, without gaps or overlaps: the spans of a stage add up to its
   // seconds. Rounds from kMaxTimedRounds on are left out and counted.
   std::vector<StageSpan> spans;
@@ -132,9 +159,14 @@ class MoeLayer {
                         const ConstTensorView& topk_weights, const TensorView& output,
                         MoeReport* report);
 
-  // The routing and plan of the last call.
+  // The routing of the last call, and the plan of the last one in throughput mode.
   const Routing& routing() const;
   const DispatchPlan& plan() const;
+  // kAuto: the most tokens of one rank for which latency mode was found to be faster; 0: none. Else 0.
+  int64_t latency_tokens() const;
+  // Waits and loads of the exchanges so far; null where the layer has none.
+  const ExchangeStats* throughput_stats() const;
+  const ExchangeStats* latency_stats() const;
 
   struct State;  // internal: src/moe/layer.cc
 

@@ -68,6 +68,7 @@ Status Exchange::issue_counts(const Status& local, const Routing& routing) {
   std::memcpy(header.text, status.message().data(), static_cast<size_t>(header.text_bytes));
   std::memcpy(state.counts_message.data(), &header, sizeof(header));
   ++state.epoch;
+  ++state.stats.num_calls;
   state.next_round = 0;
   state.step = Step::kCountsIssued;
   return state.counts->issue(state.counts_message);
@@ -79,7 +80,11 @@ Status Exchange::wait_counts(CountsMatrix* counts) {
     return base::invalid("wait_counts without issue_counts (step {})",
                          static_cast<int>(state.step));
   }
-  ARGOSY_RETURN_IF_ERROR(state.counts->wait(state.deadline(), "counts"));
+  const Status waited = state.counts->wait(state.deadline(), "counts", state.waited_ns);
+  for (int peer = 0; peer < state.num_ranks(); ++peer) {
+    state.note_wait(peer, state.waited_ns[static_cast<size_t>(peer)]);
+  }
+  ARGOSY_RETURN_IF_ERROR(waited);
   state.step = Step::kIdle;
   const int64_t num_experts = state.options.num_experts;
   counts->num_ranks = state.num_ranks();

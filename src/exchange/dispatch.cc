@@ -25,6 +25,7 @@ void push_token(Exchange::State& state, const DispatchPlan& plan, int64_t round,
   const auto begin = static_cast<size_t>(token * plan.top_k);
   const size_t end = begin + static_cast<size_t>(plan.top_k);
   const int64_t first_slot = round * plan.round_rows;
+  const int64_t row_bytes = state.payload.num_bytes;
   const auto in_round = [&](size_t at) {
     return plan.dest_rank[at] >= 0 && plan.dest_slot[at] >= first_slot &&
            plan.dest_slot[at] - first_slot < plan.round_rows;
@@ -41,16 +42,25 @@ void push_token(Exchange::State& state, const DispatchPlan& plan, int64_t round,
     size_t places = 0;
     for (size_t other = k; other < end; ++other) {
       if (plan.dest_rank[other] != peer || !in_round(other)) continue;
-      offsets[places++] = (plan.dest_slot[other] - first_slot) * state.row_bytes;
+      offsets[places++] = (plan.dest_slot[other] - first_slot) * state.payload_stride;
       if (places == kMaxPlaces) {
-        endpoint.put_multi(peer, state.rows, {offsets.data(), places}, row, state.row_bytes, reuse);
+        endpoint.put_multi(peer, state.rows, {offsets.data(), places}, row, row_bytes, reuse);
         places = 0;
       }
     }
     if (places > 0) {
-      endpoint.put_multi(peer, state.rows, {offsets.data(), places}, row, state.row_bytes, reuse);
+      endpoint.put_multi(peer, state.rows, {offsets.data(), places}, row, row_bytes, reuse);
     }
   }
+}
+
+// Whether any copy of the token lies in the round: only then is it worth encoding, and its row read.
+bool has_rows(const DispatchPlan& plan, int64_t round, int64_t token) {
+  for (int64_t k = 0; k < plan.top_k; ++k) {
+    const auto at = static_cast<size_t>(token * plan.top_k + k);
+    if (plan.dest_rank[at] >= 0 && plan.dest_slot[at] / plan.round_rows == round) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -75,14 +85,21 @@ Status Exchange::issue_dispatch(const DispatchPlan& plan, int64_t round,
   round_traffic(plan, round, &state.send_rows, &state.recv_rows);
   const int64_t rows_to_come =
       std::accumulate(state.recv_rows.begin(), state.recv_rows.end(), int64_t{0});
-  const transport::Reuse reuse = rows_to_come * state.row_bytes >= kStreamBytes
+  const transport::Reuse reuse = rows_to_come * state.payload_stride >= kStreamBytes
                                      ? transport::Reuse::kLater
                                      : transport::Reuse::kSoon;
   const int64_t num_tasks = (plan.num_tokens + kTokensPerTask - 1) / kTokensPerTask;
-  state.group.pool().parallel_for(num_tasks, [&](int64_t task, int) {
+  state.group.pool().parallel_for(num_tasks, [&](int64_t task, int thread) {
+    std::byte* const encoded = state.encoded.data() + thread * state.payload_stride;
     const int64_t end = std::min(plan.num_tokens, (task + 1) * kTokensPerTask);
     for (int64_t token = task * kTokensPerTask; token < end; ++token) {
-      push_token(state, plan, round, token, hidden.row(token), reuse);
+      const std::byte* row = hidden.row(token);
+      if (state.payload.is_quantised()) {
+        if (!has_rows(plan, round, token)) continue;
+        encode_payload(state.payload, row, encoded);
+        row = encoded;
+      }
+      push_token(state, plan, round, token, row, reuse);
     }
   });
   state.raise(FlagKind::kRows, round, state.send_rows);
@@ -102,8 +119,15 @@ Status Exchange::wait_dispatch(const DispatchPlan& plan, int64_t round, Received
   round_traffic(plan, round, &state.send_rows, &state.recv_rows);
   ARGOSY_RETURN_IF_ERROR(state.wait(FlagKind::kRows, round, state.recv_rows, "dispatched rows"));
   round_groups(plan, round, &rows->group_offsets, &rows->group_sizes);
-  rows->rows = ConstTensorView(state.group.endpoint().local_ptr(state.rows, 0), state.options.dtype,
-                               {state.size.round_rows, state.options.hidden});
+  const std::byte* const first = state.group.endpoint().local_ptr(state.rows, 0);
+  rows->rows =
+      state.payload.is_quantised()
+          ? ConstTensorView(first, DType::kU8, {state.size.round_rows, state.payload_stride})
+          : ConstTensorView(first, state.options.dtype,
+                            {state.size.round_rows, state.options.hidden});
+  for (size_t group = 0; group < rows->group_sizes.size(); ++group) {
+    state.stats.tokens_received[group] += rows->group_sizes[group];
+  }
   state.step = Step::kDispatchDone;
   return {};
 }

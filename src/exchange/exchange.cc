@@ -41,6 +41,13 @@ Status check_options(const ExchangeOptions& options) {
   return {};
 }
 
+// From one received row to the next. Rows as they are lie dense, like a matrix.
+int64_t stride_of(const PayloadLayout& payload) {
+  constexpr int64_t kLine = 64;
+  if (!payload.is_quantised()) return payload.num_bytes;
+  return (payload.num_bytes + kLine - 1) / kLine * kLine;
+}
+
 }  // namespace
 
 Result<ExchangeSize> size_exchange(const ExchangeOptions& options, int num_ranks) {
@@ -48,6 +55,8 @@ Result<ExchangeSize> size_exchange(const ExchangeOptions& options, int num_ranks
   if (num_ranks < 1 || num_ranks > kMaxRanks) {
     return invalid("num_ranks is {}, it can be 1 to {}", num_ranks, kMaxRanks);
   }
+  ARGOSY_ASSIGN_OR_RETURN(const PayloadLayout payload,
+                          payload_layout(options.dtype, options.payload, options.hidden));
   const int64_t row_bytes = options.hidden * size_of(options.dtype);
   const int64_t step_bytes = row_bytes * options.group_alignment;
   if (options.receive_budget_bytes < step_bytes) {
@@ -58,8 +67,8 @@ Result<ExchangeSize> size_exchange(const ExchangeOptions& options, int num_ranks
   }
   ExchangeSize size;
   size.round_rows = options.receive_budget_bytes / step_bytes * options.group_alignment;
-  size.rows_bytes = size.round_rows * row_bytes;
-  size.results_bytes = size.rows_bytes;
+  size.rows_bytes = size.round_rows * stride_of(payload);
+  size.results_bytes = size.round_rows * row_bytes;
   size.flags_bytes = static_cast<int64_t>(FlagKind::kCount) * num_ranks * kFlagBytes;
   size.counts_bytes = counts_message_bytes(options.num_experts);
   size.total_bytes = size.flags_bytes + int64_t{2} * num_ranks * size.counts_bytes;
@@ -89,11 +98,17 @@ Result<std::unique_ptr<Exchange>> Exchange::create(Group& group, const ExchangeO
       {"exchange.receive_budget_bytes", fmt::to_string(options.receive_budget_bytes)},
       {"exchange.max_receive_rows", fmt::to_string(options.max_receive_rows)},
       {"exchange.group_alignment", fmt::to_string(options.group_alignment)},
+      {"exchange.payload", options.payload == BlockFormat::kUnset
+                               ? std::string("as it is")
+                               : std::string(name_of(options.payload))},
   }));
   auto state = std::make_unique<State>(group, options);
   ARGOSY_ASSIGN_OR_RETURN(state->size, size_exchange(options, group.num_ranks()));
   state->placement = Placement{options.num_experts, group.num_ranks(), 0};
   state->row_bytes = options.hidden * size_of(options.dtype);
+  ARGOSY_ASSIGN_OR_RETURN(state->payload,
+                          payload_layout(options.dtype, options.payload, options.hidden));
+  state->payload_stride = stride_of(state->payload);
   State& inner = *state;
   std::unique_ptr<Exchange> exchange(
       new Exchange(std::move(state)));  // frees windows on failure below
@@ -107,12 +122,21 @@ Result<std::unique_ptr<Exchange>> Exchange::create(Group& group, const ExchangeO
   inner.counts_message.resize(static_cast<size_t>(inner.size.counts_bytes));
   inner.waits.reserve(static_cast<size_t>(group.num_ranks()));
   inner.sum_scratch.resize(group.pool().num_threads(), options.top_k);
+  if (inner.payload.is_quantised()) {
+    ARGOSY_RETURN_IF_ERROR(
+        inner.encoded.reserve(group.pool().num_threads() * inner.payload_stride));
+  }
+  inner.waited_ns.resize(static_cast<size_t>(group.num_ranks()));
+  inner.stats.waits.resize(static_cast<size_t>(group.num_ranks()));
+  inner.stats.tokens_received.resize(static_cast<size_t>(inner.placement.num_local(group.rank())));
   return exchange;
 }
 
 const ExchangeOptions& Exchange::options() const { return state_->options; }
 const ExchangeSize& Exchange::size() const { return state_->size; }
 const Placement& Exchange::placement() const { return state_->placement; }
+const PayloadLayout& Exchange::payload() const { return state_->payload; }
+const ExchangeStats& Exchange::stats() const { return state_->stats; }
 uint64_t Exchange::group_id() const { return state_->group.id(); }
 
 Status Exchange::plan(const Routing& routing, const CountsMatrix& counts,
@@ -146,10 +170,13 @@ Status Exchange::State::wait(FlagKind kind, int64_t round, const std::vector<int
   waits.clear();
   for (int peer = 0; peer < num_ranks(); ++peer) {
     if (per_peer[static_cast<size_t>(peer)] == 0) continue;
-    waits.push_back({peer, flag_offset(kind, peer), sequence(round)});
+    waits.push_back(
+        {peer, flag_offset(kind, peer), sequence(round), &waited_ns[static_cast<size_t>(peer)]});
   }
   if (waits.empty()) return group.health();
-  return group.endpoint().wait_all(flags, waits, deadline(), what);
+  const Status status = group.endpoint().wait_all(flags, waits, deadline(), what);
+  for (const transport::WaitItem& item : waits) note_wait(item.peer, *item.waited_ns);
+  return status;
 }
 
 Status Exchange::State::check_call(const DispatchPlan& plan, int64_t round, Step due,

@@ -46,7 +46,9 @@ struct Exchange::State {
   ExchangeOptions options;
   ExchangeSize size;
   Placement placement;
-  int64_t row_bytes = 0;
+  int64_t row_bytes = 0;  // of results
+  PayloadLayout payload;
+  int64_t payload_stride = 0;  // of received rows
 
   transport::Window rows;
   transport::Window results;
@@ -64,6 +66,9 @@ struct Exchange::State {
   std::vector<transport::WaitItem> waits;
   AlignedBuffer returned;  // [T, K, H] results of a call of several rounds
   SumScratch sum_scratch;
+  AlignedBuffer encoded;           // [threads, payload_stride] of a quantised payload
+  std::vector<int64_t> waited_ns;  // [R]
+  ExchangeStats stats;
 
   int rank() const { return group.rank(); }
   int num_ranks() const { return group.num_ranks(); }
@@ -74,6 +79,10 @@ struct Exchange::State {
   }
   int64_t flag_offset(FlagKind kind, int peer) const {
     return (static_cast<int64_t>(kind) * num_ranks() + peer) * kFlagBytes;
+  }
+
+  void note_wait(int peer, int64_t ns) {
+    if (ns >= 0 && peer != rank()) stats.waits[static_cast<size_t>(peer)].add(ns);
   }
 
   // Raises my word of `kind` at every peer with rows in `per_peer`.

@@ -1,16 +1,15 @@
-// The MoE layer, forward: route -> counts -> plan -> (dispatch -> experts -> combine) per receive
+// The MoE layer, forward, in throughput mode: route -> counts -> plan -> (dispatch -> experts -> combine) per receive
 // round. Shared experts run on the home rank between the two halves of the count exchange.
 // Everything that can be wrong with a call is found before its counts are sent, so that all ranks
-// get the same error. Buffers only grow. Test: tests/moe/.
+// get the same error. Buffers only grow. Latency mode: latency_path.cc. Test: tests/moe/.
 #include <algorithm>
 #include <array>
 #include <numeric>
 
-#include "argosy/moe.h"
 #include "base/error.h"
-#include "moe/gate_product.h"
+#include "moe/crossover.h"
 #include "moe/layer_checks.h"
-#include "moe/timeline.h"
+#include "moe/layer_state.h"
 #include "numeric/elementary.h"
 #include "platform/float_env.h"
 
@@ -21,59 +20,18 @@ using base::invalid;
 
 }  // namespace
 
-struct MoeLayer::State {
-  State(Group& the_group, const RouterSpec& spec, MoeWeights the_weights)
-      : group(the_group), router(spec), weights(std::move(the_weights)) {}
-
-  Group& group;
-  RouterSpec router;
-  MoeWeights weights;
-  GateProduct gate;
-  LayerShape shape;
-  DType dtype = DType::kUnset;
-  std::shared_ptr<Exchange> exchange;
-
-  Routing routing;
-  CountsMatrix counts;
-  DispatchPlan dispatch_plan;
-  ReceivedRows received;
-  Timeline timeline;
-  AlignedBuffer logits, inner, shared_inner, shared_rows, shared_scale;
-
-  GemmOptions gemm() const {
-    return {group.level(), group.dot_order(), &group.pool(), weights.activation};
-  }
-
-  Status check_call(const ConstTensorView& hidden, const TensorView& output) const;
-  Status run_router(const ConstTensorView& hidden, const uint8_t* mask);
-  Status take_routing(const ConstTensorView& hidden, const ConstTensorView& topk_idx,
-                      const ConstTensorView& topk_weights);
-  Status run_shared(const ConstTensorView& hidden, const uint8_t* mask, CombineInput* input);
-  Status run_experts(const ConstTensorView& rows);
-  Status run_rounds(const ConstTensorView& hidden, const CombineInput& input,
-                    const TensorView& output);
-  Status run(const Status& local, const ConstTensorView& hidden, const uint8_t* mask,
-             const TensorView& output, MoeReport* report);
-  void fill_report(MoeReport* report) const;
-
-  // Calls body(first, count) for every run of unmasked tokens.
-  template <typename Body>
-  static Status for_each_run(int64_t num_tokens, const uint8_t* mask, const Body& body) {
-    for (int64_t first = 0; first < num_tokens;) {
-      int64_t end = mask == nullptr ? num_tokens : first;
-      while (end < num_tokens && mask[end] != 0) ++end;
-      if (end > first) ARGOSY_RETURN_IF_ERROR(body(first, end - first));
-      first = end + (mask == nullptr ? 0 : 1);
-    }
-    return {};
-  }
-};
-
 MoeLayer::MoeLayer(std::unique_ptr<State> state) : state_(std::move(state)) {}
 MoeLayer::~MoeLayer() = default;
 
 const Routing& MoeLayer::routing() const { return state_->routing; }
 const DispatchPlan& MoeLayer::plan() const { return state_->dispatch_plan; }
+int64_t MoeLayer::latency_tokens() const { return state_->latency_tokens; }
+const ExchangeStats* MoeLayer::throughput_stats() const {
+  return state_->exchange == nullptr ? nullptr : &state_->exchange->stats();
+}
+const ExchangeStats* MoeLayer::latency_stats() const {
+  return state_->latency == nullptr ? nullptr : &state_->latency->stats();
+}
 
 Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpec& router,
                                                    MoeWeights weights, const MoeOptions& options) {
@@ -84,6 +42,9 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
   if (local.ok() && options.exchange != nullptr) {
     local = check_exchange(group, exchange_options(router, *checked, options), *options.exchange);
   }
+  if (local.ok() && options.latency != nullptr) {
+    local = check_exchange(group, latency_options(router, *checked, options), *options.latency);
+  }
   GateProduct gate;
   if (local.ok()) {
     Result<GateProduct> made = GateProduct::create(weights.gate.view(), weights.gate_bias.view());
@@ -92,7 +53,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
   }
   // Also a rank that cannot go on takes part, so that the others learn it at once and by name.
   const Status agreed =
-      group.agree(local.ok() ? layer_settings(router, weights, *checked, options.hidden_dtype)
+      group.agree(local.ok() ? layer_settings(router, weights, *checked, options)
                              : std::vector<Setting>{{"layer.check", local.to_string()}});
   ARGOSY_RETURN_IF_ERROR(local);
   ARGOSY_RETURN_IF_ERROR(agreed);
@@ -100,10 +61,26 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
   state->shape = *checked;
   state->dtype = options.hidden_dtype;
   state->gate = std::move(gate);
-  state->exchange = options.exchange;
-  if (state->exchange == nullptr) {
-    ARGOSY_ASSIGN_OR_RETURN(state->exchange,
-                            Exchange::create(group, exchange_options(router, *checked, options)));
+  state->mode = options.mode;
+  state->chunk = options.chunk;
+  if (options.mode != MoeMode::kLatency) {
+    state->exchange = options.exchange;
+    if (state->exchange == nullptr) {
+      ARGOSY_ASSIGN_OR_RETURN(state->exchange,
+                              Exchange::create(group, exchange_options(router, *checked, options)));
+    }
+  }
+  if (options.mode != MoeMode::kThroughput) {
+    state->latency = options.latency;
+    if (state->latency == nullptr) {
+      ARGOSY_ASSIGN_OR_RETURN(
+          state->latency,
+          LatencyExchange::create(group, latency_options(router, *checked, options)));
+    }
+  }
+  if (options.mode == MoeMode::kAuto) {
+    ARGOSY_ASSIGN_OR_RETURN(state->latency_tokens,
+                            find_crossover(group, *state->exchange, *state->latency));
   }
   return std::unique_ptr<MoeLayer>(new MoeLayer(std::move(state)));
 }
@@ -212,9 +189,17 @@ Status MoeLayer::State::run_experts(const ConstTensorView& rows) {
     received.group_offsets[group_at] = std::min(received.group_offsets[group_at], end);
   }
   const TensorView inner_view(inner.data(), dtype, {end, shape.intermediate});
-  ARGOSY_RETURN_IF_ERROR(
-      grouped_gemm(gemm(), {rows.rows(0, end), received.group_offsets, received.group_sizes},
-                   weights.gate_up, inner_view));
+  if (exchange->payload().is_quantised()) {
+    row_addresses.resize(static_cast<size_t>(end));
+    for (int64_t row = 0; row < end; ++row) row_addresses[static_cast<size_t>(row)] = rows.row(row);
+    const ScatteredRows encoded{exchange->payload(), row_addresses, received.group_offsets,
+                                received.group_sizes};
+    ARGOSY_RETURN_IF_ERROR(grouped_gemm(gemm(), encoded, weights.gate_up, inner_view));
+  } else {
+    ARGOSY_RETURN_IF_ERROR(
+        grouped_gemm(gemm(), {rows.rows(0, end), received.group_offsets, received.group_sizes},
+                     weights.gate_up, inner_view));
+  }
   return grouped_gemm(gemm(), {inner_view, received.group_offsets, received.group_sizes},
                       weights.down, exchange->results().rows(0, end));
 }
@@ -236,6 +221,12 @@ Status MoeLayer::State::run_rounds(const ConstTensorView& hidden, const CombineI
 
 Status MoeLayer::State::run(const Status& local, const ConstTensorView& hidden, const uint8_t* mask,
                             const TensorView& output, MoeReport* report) {
+  if (latency != nullptr) {
+    bool declined = false;
+    const Status status = run_latency(local, hidden, mask, output, report, &declined);
+    if (!status.ok() || !declined) return status;
+    timeline.start();  // what latency mode took is forgotten: a flag each way
+  }
   timeline.lap(MoeStage::kRoute);
   ARGOSY_RETURN_IF_ERROR(exchange->issue_counts(local, routing));
   timeline.lap(MoeStage::kCounts);
@@ -271,10 +262,13 @@ void MoeLayer::State::fill_report(MoeReport* report) const {
   report->rows_per_rank.assign(dispatch_plan.receive_rows.begin(),
                                dispatch_plan.receive_rows.end());
   report->num_rounds = dispatch_plan.num_rounds;
+  report->mode = MoeMode::kThroughput;
   report->row_bytes = shape.hidden * size_of(dtype);
-  report->dispatch_bytes = dispatch_plan.rows_leaving_dedup * report->row_bytes;
+  report->dispatch_row_bytes = exchange->payload().num_bytes;
+  report->dispatch_bytes = dispatch_plan.rows_leaving_dedup * report->dispatch_row_bytes;
   report->combine_bytes = dispatch_plan.rows_leaving * report->row_bytes;
-  report->saved_by_dedup_bytes = report->combine_bytes - report->dispatch_bytes;
+  report->saved_by_dedup_bytes =
+      dispatch_plan.rows_leaving * report->dispatch_row_bytes - report->dispatch_bytes;
   report->num_nonfinite_rows = routing.num_nonfinite_rows;
   timeline.write(report);
   count_traffic(dispatch_plan, routing.num_valid_tokens, report);
@@ -295,6 +289,19 @@ Status MoeLayer::forward_routed(const ConstTensorView& hidden, const ConstTensor
   Status local = state_->check_call(hidden, output);
   if (local.ok()) local = state_->take_routing(hidden, topk_idx, topk_weights);
   return state_->run(local, hidden, nullptr, output, report);
+}
+
+const char* name_of(MoeMode mode) {
+  constexpr std::array<const char*, 3> kNames{"throughput", "latency", "auto"};
+  return kNames[static_cast<size_t>(mode)];
+}
+
+Result<MoeMode> parse_moe_mode(std::string_view name) {
+  for (const MoeMode mode : {MoeMode::kThroughput, MoeMode::kLatency, MoeMode::kAuto}) {
+    if (name == name_of(mode)) return mode;
+  }
+  return base::error(StatusCode::kNotFound, "no mode '{}'; there are throughput, latency, auto",
+                     name);
 }
 
 double balancedness(std::span<const int64_t> loads) {

@@ -131,14 +131,38 @@ ExchangeOptions exchange_options(const RouterSpec& router, const LayerShape& sha
   wanted.receive_budget_bytes = options.receive_budget_bytes;
   wanted.max_receive_rows = options.max_receive_rows;
   wanted.group_alignment = options.group_alignment;
+  wanted.payload = options.payload;
   return wanted;
 }
 
+LatencyOptions latency_options(const RouterSpec& router, const LayerShape& shape,
+                               const MoeOptions& options) {
+  LatencyOptions wanted;
+  wanted.dtype = options.hidden_dtype;
+  wanted.hidden = shape.hidden;
+  wanted.num_experts = router.num_experts;
+  wanted.top_k = router.top_k;
+  wanted.max_tokens = options.max_tokens;
+  wanted.payload = options.payload;
+  wanted.return_path = options.return_path;
+  return wanted;
+}
+
+namespace {
+
+template <typename Theirs, typename Ours>
+Status differs(const char* field, const Theirs& theirs, const Ours& ours) {
+  return invalid("the given exchange has {} {}, the layer needs {}", field, theirs, ours);
+}
+
+std::string payload_text(BlockFormat format) {
+  return format == BlockFormat::kUnset ? "as it is" : std::string(name_of(format));
+}
+
+}  // namespace
+
 Status check_exchange(const Group& group, const ExchangeOptions& wanted, const Exchange& given) {
   const ExchangeOptions& have = given.options();
-  const auto differs = [](const char* field, auto theirs, auto ours) {
-    return invalid("the given exchange has {} {}, the layer needs {}", field, theirs, ours);
-  };
   if (given.group_id() != group.id()) return differs("group id", given.group_id(), group.id());
   if (have.dtype != wanted.dtype)
     return differs("dtype", name_of(have.dtype), name_of(wanted.dtype));
@@ -155,6 +179,30 @@ Status check_exchange(const Group& group, const ExchangeOptions& wanted, const E
   }
   if (have.group_alignment != wanted.group_alignment) {
     return differs("group_alignment", have.group_alignment, wanted.group_alignment);
+  }
+  if (have.payload != wanted.payload) {
+    return differs("payload", payload_text(have.payload), payload_text(wanted.payload));
+  }
+  return {};
+}
+
+Status check_exchange(const Group& group, const LatencyOptions& wanted,
+                      const LatencyExchange& given) {
+  const LatencyOptions& have = given.options();
+  if (given.group_id() != group.id()) return differs("group id", given.group_id(), group.id());
+  if (have.dtype != wanted.dtype) {
+    return differs("dtype", name_of(have.dtype), name_of(wanted.dtype));
+  }
+  if (have.hidden != wanted.hidden) return differs("hidden", have.hidden, wanted.hidden);
+  if (have.num_experts != wanted.num_experts) {
+    return differs("num_experts", have.num_experts, wanted.num_experts);
+  }
+  if (have.top_k != wanted.top_k) return differs("top_k", have.top_k, wanted.top_k);
+  if (have.max_tokens != wanted.max_tokens) {
+    return differs("max_tokens", have.max_tokens, wanted.max_tokens);
+  }
+  if (have.payload != wanted.payload) {
+    return differs("payload", payload_text(have.payload), payload_text(wanted.payload));
   }
   return {};
 }
@@ -178,10 +226,14 @@ Status check_rows(const char* name, const ConstTensorView& view, DType dtype, in
 }
 
 std::vector<Setting> layer_settings(const RouterSpec& router, const MoeWeights& weights,
-                                    const LayerShape& shape, DType hidden_dtype) {
+                                    const LayerShape& shape, const MoeOptions& options) {
   std::vector<Setting> settings = {
       {"layer.check", "Ok"},
-      {"layer.hidden_dtype", std::string(name_of(hidden_dtype))},
+      {"layer.hidden_dtype", std::string(name_of(options.hidden_dtype))},
+      {"layer.mode", name_of(options.mode)},
+      {"layer.payload", payload_text(options.payload)},
+      {"layer.max_tokens", fmt::to_string(options.max_tokens)},
+      {"layer.chunk", options.chunk ? "yes" : "no"},
       {"layer.hidden", fmt::to_string(shape.hidden)},
       {"layer.intermediate", fmt::to_string(shape.intermediate)},
       {"layer.shared_intermediate", fmt::to_string(shape.shared_intermediate)},

@@ -20,9 +20,14 @@ Result<LayerShape> check_weights(const RouterSpec& router, const MoeWeights& wei
 ExchangeOptions exchange_options(const RouterSpec& router, const LayerShape& shape,
                                  const MoeOptions& options);
 
+LatencyOptions latency_options(const RouterSpec& router, const LayerShape& shape,
+                               const MoeOptions& options);
+
 // Whether an exchange that was made elsewhere serves: same group, same options. kInvalidArgument names the
 // option and both values.
 Status check_exchange(const Group& group, const ExchangeOptions& wanted, const Exchange& given);
+Status check_exchange(const Group& group, const LatencyOptions& wanted,
+                      const LatencyExchange& given);
 
 // Dtype, [T, hidden], unit stride in hidden, data when there are rows. Rows that are written must not
 // overlap each other.
@@ -31,6 +36,6 @@ Status check_rows(const char* name, const ConstTensorView& view, DType dtype, in
 
 // What every rank must share; the experts' own bytes are each rank's own.
 std::vector<Setting> layer_settings(const RouterSpec& router, const MoeWeights& weights,
-                                    const LayerShape& shape, DType hidden_dtype);
+                                    const LayerShape& shape, const MoeOptions& options);
 
 }  // namespace argosy

@@ -93,14 +93,16 @@ void count_sent(const DispatchPlan& plan, MoeReport* report) {
           rows_dedup[dest] += is_first ? 1 : 0;
         });
     fill_from(rows, plan.rank, report->row_bytes, span_of(report, MoeStage::kCombine, 0));
-    fill_from(rows_dedup, plan.rank, report->row_bytes, span_of(report, MoeStage::kDispatch, 0));
+    fill_from(rows_dedup, plan.rank, report->dispatch_row_bytes,
+              span_of(report, MoeStage::kDispatch, 0));
     return;
   }
   const auto add = [&](MoeStage stage, int64_t round, size_t dest) {
     StageSpan* const span = span_of(report, stage, round);
     if (span == nullptr) return;
     ++span->rows;
-    if (dest != static_cast<size_t>(plan.rank)) span->bytes += report->row_bytes;
+    if (dest == static_cast<size_t>(plan.rank)) return;
+    span->bytes += stage == MoeStage::kDispatch ? report->dispatch_row_bytes : report->row_bytes;
   };
   for_each_sent_row(
       plan, [&](size_t at) { return plan.dest_slot[at] / plan.round_rows; },
@@ -147,6 +149,55 @@ void Timeline::write(MoeReport* report) const {
   report->spans.reserve(static_cast<size_t>(kMaxSpans));
   report->spans.assign(spans_.begin(), spans_.end());
   report->dropped_spans = dropped_spans_;
+}
+
+void count_part(const Placement& placement, const Routing& routing, int64_t received,
+                PartTraffic* traffic) {
+  traffic->slots.assign(static_cast<size_t>(placement.num_ranks), 0);
+  traffic->rows.assign(static_cast<size_t>(placement.num_ranks), 0);
+  traffic->received = received;
+  std::vector<int64_t> last_token(static_cast<size_t>(placement.num_ranks), -1);
+  for (int64_t id = 0; id < routing.num_tokens * routing.top_k; ++id) {
+    const int32_t expert = routing.topk_idx[static_cast<size_t>(id)];
+    if (expert < 0) continue;
+    const auto dest = static_cast<size_t>(placement.owner(expert));
+    ++traffic->rows[dest];
+    if (last_token[dest] == id / routing.top_k) continue;
+    last_token[dest] = id / routing.top_k;
+    ++traffic->slots[dest];
+  }
+}
+
+void count_part_traffic(const std::vector<PartTraffic>& parts, int64_t num_valid_tokens, int rank,
+                        MoeReport* report) {
+  report->sent_rows.assign(report->rows_per_rank.size(), 0);
+  report->sent_rows_dedup.assign(report->rows_per_rank.size(), 0);
+  for (const PartTraffic& part : parts) {
+    for (size_t dest = 0; dest < part.rows.size(); ++dest) {
+      report->sent_rows[dest] += part.rows[dest];
+      report->sent_rows_dedup[dest] += part.slots[dest];
+    }
+  }
+  const auto leaving = [&](const std::vector<int64_t>& rows) {
+    return std::accumulate(rows.begin(), rows.end(), int64_t{0}) - rows[static_cast<size_t>(rank)];
+  };
+  report->dispatch_bytes = leaving(report->sent_rows_dedup) * report->dispatch_row_bytes;
+  report->combine_bytes = leaving(report->sent_rows) * report->row_bytes;
+  report->saved_by_dedup_bytes =
+      leaving(report->sent_rows) * report->dispatch_row_bytes - report->dispatch_bytes;
+  int64_t last_issued = -1;
+  for (StageSpan& span : report->spans) {
+    const bool by_token = span.stage == MoeStage::kRoute || span.stage == MoeStage::kShared;
+    if (by_token) span.rows = num_valid_tokens;
+    if (span.round < 0 || span.round >= static_cast<int64_t>(parts.size())) continue;
+    const PartTraffic& part = parts[static_cast<size_t>(span.round)];
+    if (span.stage == MoeStage::kExperts) span.rows = part.received;
+    if (span.stage == MoeStage::kCombine) fill_from(part.rows, rank, report->row_bytes, &span);
+    // Sending and waiting are two spans: the rows belong to the first.
+    if (span.stage != MoeStage::kDispatch || span.round == last_issued) continue;
+    last_issued = span.round;
+    fill_from(part.slots, rank, report->dispatch_row_bytes, &span);
+  }
 }
 
 void count_traffic(const DispatchPlan& plan, int64_t num_valid_tokens, MoeReport* report) {

@@ -29,8 +29,21 @@ class Timeline {
   double mark_ = 0;
 };
 
+// Rows of one call of latency mode: sent by this rank, and received.
+struct PartTraffic {
+  std::vector<int64_t> slots;  // [R] rows to each rank, a token once
+  std::vector<int64_t> rows;   // [R] its expert rows there
+  int64_t received = 0;        // expert rows here
+};
+void count_part(const Placement& placement, const Routing& routing, int64_t received,
+                PartTraffic* traffic);
+// The same as count_traffic for calls of latency mode, which are its rounds. Precondition: report->spans, row_bytes and
+// dispatch_row_bytes are there. Also fills the report's bytes.
+void count_part_traffic(const std::vector<PartTraffic>& parts, int64_t num_valid_tokens, int rank,
+                        MoeReport* report);
+
 // Rows to every rank, and rows and bytes of every span. Precondition: report->spans, num_rounds and
-// row_bytes are those of the plan's call.
+// both row_bytes are those of the plan's call.
 void count_traffic(const DispatchPlan& plan, int64_t num_valid_tokens, MoeReport* report);
 
 }  // namespace argosy

@@ -117,8 +117,12 @@ Status AllGather::issue(std::span<const std::byte> mine) {
   return {};
 }
 
-Status AllGather::wait(platform::Deadline deadline, std::string_view what) {
-  for (WaitItem& item : items_) item.value = epoch_;
+Status AllGather::wait(platform::Deadline deadline, std::string_view what,
+                       std::span<int64_t> waited_ns) {
+  for (WaitItem& item : items_) {
+    item.value = epoch_;
+    item.waited_ns = waited_ns.empty() ? nullptr : &waited_ns[static_cast<size_t>(item.peer)];
+  }
   ARGOSY_RETURN_IF_ERROR(endpoint_.wait_all(window_, items_, deadline, what));
   is_issued_ = false;
   for (int rank = 0; rank < endpoint_.num_ranks(); ++rank) {

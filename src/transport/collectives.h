@@ -36,8 +36,9 @@ class AllGather {
   Status issue(std::span<const std::byte> mine);
   // Blocks until everybody's bytes are here. They stay readable through from() until the next
   // issue(). Allocates: only for errors. Errors: kInvalidArgument, the same on every rank, naming
-  // the rank that gave too much; those of Endpoint::wait_all.
-  Status wait(platform::Deadline deadline, std::string_view what);
+  // the rank that gave too much; those of Endpoint::wait_all. `waited_ns`: [num_ranks] as WaitItem has it, or empty.
+  Status wait(platform::Deadline deadline, std::string_view what,
+              std::span<int64_t> waited_ns = {});
   // What `rank` gave, 64-byte aligned.
   std::span<const std::byte> from(int rank) const;
 

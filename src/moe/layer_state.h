@@ -1,0 +1,86 @@
+// The insides of a MoeLayer, shared by its two modes.
+//
+// Test: tests/moe/.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "argosy/moe.h"
+#include "moe/gate_product.h"
+#include "moe/layer_checks.h"
+#include "moe/timeline.h"
+
+namespace argosy {
+
+struct MoeLayer::State {
+  State(Group& the_group, const RouterSpec& spec, MoeWeights the_weights)
+      : group(the_group), router(spec), weights(std::move(the_weights)) {}
+
+  Group& group;
+  RouterSpec router;
+  MoeWeights weights;
+  GateProduct gate;
+  LayerShape shape;
+  DType dtype = DType::kUnset;
+  std::shared_ptr<Exchange> exchange;
+
+  Routing routing;
+  CountsMatrix counts;
+  DispatchPlan dispatch_plan;
+  ReceivedRows received;
+  Timeline timeline;
+  std::vector<const std::byte*> row_addresses;  // of a quantised payload
+
+  // Latency mode; null where the layer never takes it.
+  MoeMode mode = MoeMode::kThroughput;
+  std::shared_ptr<LatencyExchange> latency;
+  bool chunk = false;
+  int64_t latency_tokens = 0;  // kAuto: the most tokens of a rank that latency mode is faster for
+  LatencyRows latency_rows;
+  Routing part;                          // of the routing, for one of several calls
+  std::vector<PartTraffic> traffic;      // of the parts of a call
+  std::vector<int64_t> received_before;  // [L] latency->stats() before the call
+
+  AlignedBuffer logits, inner, shared_inner, shared_rows, shared_scale;
+
+  GemmOptions gemm() const {
+    return {group.level(), group.dot_order(), &group.pool(), weights.activation};
+  }
+
+  Status check_call(const ConstTensorView& hidden, const TensorView& output) const;
+  Status run_router(const ConstTensorView& hidden, const uint8_t* mask);
+  Status take_routing(const ConstTensorView& hidden, const ConstTensorView& topk_idx,
+                      const ConstTensorView& topk_weights);
+  Status run_shared(const ConstTensorView& hidden, const uint8_t* mask, CombineInput* input);
+  Status run_experts(const ConstTensorView& rows);
+  Status run_rounds(const ConstTensorView& hidden, const CombineInput& input,
+                    const TensorView& output);
+  Status run(const Status& local, const ConstTensorView& hidden, const uint8_t* mask,
+             const TensorView& output, MoeReport* report);
+  void fill_report(MoeReport* report) const;
+
+  // Latency mode: one call, or several of at most max_tokens each. *declined: some rank wants throughput mode.
+  Status run_latency(const Status& local, const ConstTensorView& hidden, const uint8_t* mask,
+                     const TensorView& output, MoeReport* report, bool* declined);
+  Status run_part(const Status& local, const ConstTensorView& hidden, int64_t first,
+                  const uint8_t* mask, const TensorView& output, CombineInput* input, bool* is_last,
+                  bool* declined);
+  const Routing& routing_of_part(int64_t first, int64_t count);
+  Status run_slot_experts();
+  void fill_latency_report(MoeReport* report) const;
+
+  // Calls body(first, count) for every run of unmasked tokens.
+  template <typename Body>
+  static Status for_each_run(int64_t num_tokens, const uint8_t* mask, const Body& body) {
+    for (int64_t first = 0; first < num_tokens;) {
+      int64_t end = mask == nullptr ? num_tokens : first;
+      while (end < num_tokens && mask[end] != 0) ++end;
+      if (end > first) ARGOSY_RETURN_IF_ERROR(body(first, end - first));
+      first = end + (mask == nullptr ? 0 : 1);
+    }
+    return {};
+  }
+};
+
+}  // namespace argosy
