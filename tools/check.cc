@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "argosy/bfloat16.h"
+
 #include "tools/option_checks.h"
 #include "tools/tensor_values.h"
 
@@ -18,6 +20,20 @@ double tie_gap(int64_t hidden) { return std::max(1e-6, static_cast<double>(hidde
 // Dot products flush denormals: of an output that small no bit need be right. Far above the
 // smallest normal number, so that a sum of flushed products stays inside the tolerance too.
 constexpr double kSmallestPeak = 0x1p-100;
+
+// The token's row as the routed experts get it; empty where it travels as it is.
+std::vector<double> routed_values(const ConstTensorView& hidden, const PayloadLayout& payload,
+                                  int64_t token) {
+  if (!payload.is_quantised()) return {};
+  std::vector<uint32_t> encoded(static_cast<size_t>(payload.num_bytes + 3) / 4);
+  std::vector<BFloat16> row(static_cast<size_t>(payload.hidden));
+  auto* const bytes = reinterpret_cast<std::byte*>(encoded.data());
+  encode_payload(payload, hidden.row(token), bytes);
+  decode_payload(payload, bytes, reinterpret_cast<std::byte*>(row.data()));
+  std::vector<double> values;
+  for (const BFloat16 value : row) values.push_back(static_cast<double>(value.to_float()));
+  return values;
+}
 
 bool same_set(std::vector<int32_t> a, std::vector<int32_t> b) {
   std::sort(a.begin(), a.end());
@@ -53,8 +69,9 @@ std::vector<int64_t> tokens_to_check(std::string_view count, int64_t num_tokens)
 }
 
 CheckResult check_tokens(const ReferenceLayer& reference, const std::vector<int64_t>& tokens,
-                         const ConstTensorView& hidden, const ConstTensorView& topk_idx,
-                         const ConstTensorView& output, Progress& progress) {
+                         const ConstTensorView& hidden, const PayloadLayout& payload,
+                         const ConstTensorView& topk_idx, const ConstTensorView& output,
+                         Progress& progress) {
   progress.begin("check", static_cast<int64_t>(tokens.size()));
   const int64_t width = hidden.dim(1);
   const int64_t top_k = topk_idx.dim(1);
@@ -63,11 +80,12 @@ CheckResult check_tokens(const ReferenceLayer& reference, const std::vector<int6
     const std::vector<double> x = values_of(hidden, token * width, width);
     const int32_t* const row = topk_idx.as<int32_t>() + token * top_k;
     const std::vector<int32_t> used(row, row + top_k);
-    ReferenceToken expected = reference.run(x);
+    const std::vector<double> routed = routed_values(hidden, payload, token);
+    ReferenceToken expected = reference.run(x, {}, routed);
     if (!same_set(expected.experts, used)) {
       if (expected.selection_gap < tie_gap(width)) {
         ++result.ties;
-        expected = reference.run(x, used);
+        expected = reference.run(x, used, routed);
       } else {
         ++result.experts_differ;
         if (result.first_differing_token < 0) result.first_differing_token = token;

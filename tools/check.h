@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "argosy/payload.h"
 #include "argosy/reference.h"
 #include "argosy/status.h"
 #include "argosy/tensor.h"
@@ -50,7 +51,8 @@ std::vector<int64_t> tokens_to_check(std::string_view count, int64_t num_tokens)
 
 // hidden, output: [T, H]; topk_idx: int32 [T, K]; all dense.
 CheckResult check_tokens(const ReferenceLayer& reference, const std::vector<int64_t>& tokens,
-                         const ConstTensorView& hidden, const ConstTensorView& topk_idx,
-                         const ConstTensorView& output, Progress& progress);
+                         const ConstTensorView& hidden, const PayloadLayout& payload,
+                         const ConstTensorView& topk_idx, const ConstTensorView& output,
+                         Progress& progress);
 
 }  // namespace argosy::tools

@@ -61,6 +61,9 @@ struct Scalars {
   int64_t num_nonfinite_rows = 0;
   int64_t row_bytes = 0;
   int64_t dropped_spans = 0;
+  int64_t mode = 0;
+  int64_t dispatch_row_bytes = 0;
+  int64_t latency_tokens = 0;
   WeightBytes weight_bytes;
   StageTimes seconds;
 };
@@ -72,7 +75,7 @@ bool each_field(Field& field, Record& record, std::vector<Scalars>& scalars) {
          field(record.report.rows_per_rank) && field(record.report.sent_rows) &&
          field(record.report.sent_rows_dedup) && field(record.report.spans) &&
          field(record.seconds) && field(record.output) && field(record.topk_idx) &&
-         field(record.topk_weights) && field(record.pinned_cpus);
+         field(record.topk_weights) && field(record.pinned_cpus) && field(record.waits);
 }
 
 }  // namespace
@@ -82,7 +85,8 @@ std::vector<std::byte> to_bytes(const RankRecord& record) {
   std::vector<Scalars> scalars = {
       {record.weight_bytes_read, report.num_rounds, report.dispatch_bytes, report.combine_bytes,
        report.saved_by_dedup_bytes, report.num_nonfinite_rows, report.row_bytes,
-       report.dropped_spans, record.weight_bytes, report.seconds}};
+       report.dropped_spans, static_cast<int64_t>(report.mode), report.dispatch_row_bytes,
+       record.latency_tokens, record.weight_bytes, report.seconds}};
   Writer writer;
   each_field(writer, record, scalars);
   return writer.take();
@@ -114,6 +118,10 @@ Result<RankRecord> rank_record_from(std::span<const std::byte> bytes) {
   record.report.row_bytes = one.row_bytes;
   record.report.dropped_spans = one.dropped_spans;
   record.report.seconds = one.seconds;
+  record.report.mode = one.mode == static_cast<int64_t>(MoeMode::kLatency) ? MoeMode::kLatency
+                                                                           : MoeMode::kThroughput;
+  record.report.dispatch_row_bytes = one.dispatch_row_bytes;
+  record.latency_tokens = one.latency_tokens;
   return record;
 }
 

@@ -21,6 +21,16 @@ struct WeightBytes {
   int64_t shared = 0;  // of all shared experts and their gate
 };
 
+// How long one rank waited for one peer, over all its waits.
+struct PeerWait {
+  int64_t peer = 0;
+  int64_t num_waits = 0;
+  int64_t total_ns = 0;
+  int64_t p50_ns = 0;
+  int64_t p99_ns = 0;
+  int64_t max_ns = 0;
+};
+
 struct RankRecord {
   int64_t weight_bytes_read = 0;
   WeightBytes weight_bytes;
@@ -30,6 +40,8 @@ struct RankRecord {
   std::vector<int32_t> topk_idx;     // [the rank's tokens, K]
   std::vector<float> topk_weights;   // [the rank's tokens, K]
   std::vector<int32_t> pinned_cpus;  // Group::pinned_cpus()
+  int64_t latency_tokens = 0;        // MoeLayer::latency_tokens()
+  std::vector<PeerWait> waits;       // peers that were waited for
 };
 
 std::vector<std::byte> to_bytes(const RankRecord& record);

@@ -102,6 +102,12 @@ GroupOptions group_options(const RunRanksOptions& options, const RankSeat& seat)
   return group;
 }
 
+// What the rank with most tokens has, unless the caller says.
+int64_t max_tokens_of(const RunRanksOptions& options, const RankInput& input) {
+  const int64_t most = (input.hidden.dim(0) + options.num_ranks - 1) / options.num_ranks;
+  return options.max_tokens.value_or(std::max<int64_t>(1, most));
+}
+
 // Not by every rank in a race when ranks are threads.
 Status check_sizes(const RunRanksOptions& options, const RankInput& input) {
   const ModelConfig& config = *input.config;
@@ -109,7 +115,25 @@ Status check_sizes(const RunRanksOptions& options, const RankInput& input) {
                            config.router.top_k};
   exchange.receive_budget_bytes =
       options.receive_budget_bytes.value_or(exchange.receive_budget_bytes);
-  return size_exchange(exchange, options.num_ranks).error();
+  exchange.payload = options.payload;
+  ARGOSY_RETURN_IF_ERROR(size_exchange(exchange, options.num_ranks).error());
+  if (options.mode == MoeMode::kThroughput) return {};
+  LatencyOptions latency{input.hidden.dtype, config.hidden, config.router.num_experts,
+                         config.router.top_k};
+  latency.max_tokens = max_tokens_of(options, input);
+  latency.payload = options.payload;
+  return size_exchange(latency, options.num_ranks).error();
+}
+
+// Of one kind of exchange, added to those of the other.
+void add_waits(const ExchangeStats* stats, std::vector<PeerWait>* waits) {
+  if (stats == nullptr) return;
+  for (size_t peer = 0; peer < stats->waits.size(); ++peer) {
+    const WaitHistogram& wait = stats->waits[peer];
+    if (wait.num_waits == 0) continue;
+    waits->push_back({static_cast<int64_t>(peer), wait.num_waits, wait.total_ns,
+                      wait.quantile_ns(0.5), wait.quantile_ns(0.99), wait.max_ns});
+  }
 }
 
 Result<RankRecord> run_layer(const RunRanksOptions& options, const RankInput& input,
@@ -122,6 +146,10 @@ Result<RankRecord> run_layer(const RunRanksOptions& options, const RankInput& in
   if (options.receive_budget_bytes.has_value()) {
     moe.receive_budget_bytes = *options.receive_budget_bytes;
   }
+  moe.mode = options.mode;
+  moe.payload = options.payload;
+  moe.max_tokens = max_tokens_of(options, input);
+  moe.chunk = options.chunk;
   const WeightBytes weight_bytes = weight_bytes_of(loaded.weights);
   ARGOSY_ASSIGN_OR_RETURN(
       const std::unique_ptr<MoeLayer> layer,
@@ -139,6 +167,9 @@ Result<RankRecord> run_layer(const RunRanksOptions& options, const RankInput& in
     record.seconds[static_cast<size_t>(i)] = record.report.seconds;
     if (group.rank() == 0) progress.step();
   }
+  record.latency_tokens = layer->latency_tokens();
+  add_waits(layer->throughput_stats(), &record.waits);
+  add_waits(layer->latency_stats(), &record.waits);
   const std::span<const std::byte> bytes = std::as_const(output).bytes();
   record.output.assign(bytes.begin(), bytes.end());
   const Routing& routing = layer->routing();
@@ -166,6 +197,10 @@ Status place_rows(std::span<const std::byte> rows, int64_t first_row, int64_t nu
   std::copy(rows.begin(), rows.end(),
             all.begin() + static_cast<ptrdiff_t>(static_cast<size_t>(first_row) * row_bytes));
   return Status();
+}
+
+void add_to(const std::vector<int64_t>& more, std::vector<int64_t>* sums) {
+  for (size_t i = 0; i < std::min(more.size(), sums->size()); ++i) (*sums)[i] += more[i];
 }
 
 Status add_record(const RunRanksOptions& options, RankRecord record, int rank,
@@ -196,6 +231,17 @@ Status add_record(const RunRanksOptions& options, RankRecord record, int rank,
       slowest = std::max(slowest, record.seconds[i].*stage);
     }
   }
+  // In latency mode every rank counts its own rows; in throughput mode all count all.
+  if (rank == 0) {
+    result->rows_per_expert.assign(record.report.rows_per_expert.size(), 0);
+    result->rows_per_rank.assign(record.report.rows_per_rank.size(), 0);
+    result->latency_tokens = record.latency_tokens;
+  }
+  if (rank == 0 || record.report.mode == MoeMode::kLatency) {
+    add_to(record.report.rows_per_expert, &result->rows_per_expert);
+    add_to(record.report.rows_per_rank, &result->rows_per_rank);
+  }
+  result->waits.push_back(std::move(record.waits));
   result->reports.push_back(std::move(record.report));
   return Status();
 }

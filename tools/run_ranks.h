@@ -45,6 +45,11 @@ struct RunRanksOptions {
   std::optional<Level> level;
   std::optional<std::chrono::milliseconds> deadline;  // of start-up and of every step
   std::optional<int64_t> receive_budget_bytes;
+  MoeMode mode = MoeMode::kThroughput;
+  BlockFormat payload = BlockFormat::kUnset;
+  std::optional<int64_t>
+      max_tokens;  // of one rank in latency mode; unset: what the largest share has
+  bool chunk = false;
   int64_t repeat = 1;
   std::string simulate;  // GroupOptions::simulate
 };
@@ -56,8 +61,12 @@ struct RanksResult {
   DotOrder dot_order = DotOrder::kAuto;
   Level level = Level::kGeneric;
   std::string transport;
-  std::vector<MoeReport> reports;          // [R], of the last repeat
-  std::vector<int64_t> weight_bytes_read;  // [R]
+  std::vector<MoeReport> reports;            // [R], of the last repeat
+  std::vector<int64_t> rows_per_expert;      // [E] over all ranks, in every mode
+  std::vector<int64_t> rows_per_rank;        // [R]
+  int64_t latency_tokens = 0;                // MoeLayer::latency_tokens()
+  std::vector<std::vector<PeerWait>> waits;  // [R] of all repeats
+  std::vector<int64_t> weight_bytes_read;    // [R]
   // [R][threads], -1 = not bound; empty lists: nobody tried.
   std::vector<std::vector<int32_t>> pinned_cpus;
   WeightBytes weight_bytes;

@@ -120,6 +120,30 @@ Json compare_json(const std::optional<CompareResult>& compare) {
           {"output_max_rel_to_peak", number_json(compare->output.relative())}};
 }
 
+// [R] lists of {peer, waits, p50, p99, longest and all of them, in seconds}.
+Json waits_json(const RunReport& report) {
+  Json ranks = Json::array();
+  for (const std::vector<PeerWait>& waits : report.waits) {
+    Json list = Json::array();
+    for (const PeerWait& wait : waits) {
+      const auto seconds = [](int64_t ns) { return static_cast<double>(ns) * 1e-9; };
+      list.push_back({{"peer", wait.peer},
+                      {"waits", wait.num_waits},
+                      {"p50_seconds", seconds(wait.p50_ns)},
+                      {"p99_seconds", seconds(wait.p99_ns)},
+                      {"max_seconds", seconds(wait.max_ns)},
+                      {"total_seconds", seconds(wait.total_ns)}});
+    }
+    ranks.push_back(std::move(list));
+  }
+  return ranks;
+}
+
+Json straggler_json(const RunReport& report) {
+  const std::optional<Straggler> straggler = straggler_of(report);
+  return straggler.has_value() ? Json(straggler->rank) : Json(nullptr);
+}
+
 }  // namespace
 
 double median_of(const std::vector<StageTimes>& repeats, double StageTimes::*stage) {
@@ -145,6 +169,20 @@ std::vector<Stage> stages_of(const std::vector<StageTimes>& repeats) {
 std::optional<double> reached(double floor_seconds, double seconds) {
   if (!(floor_seconds > 0) || !(seconds > 0)) return std::nullopt;
   return floor_seconds / seconds;
+}
+
+std::optional<Straggler> straggler_of(const RunReport& report) {
+  std::vector<int64_t> totals(static_cast<size_t>(report.ranks), 0);
+  for (const std::vector<PeerWait>& waits : report.waits) {
+    for (const PeerWait& wait : waits) {
+      if (wait.peer >= 0 && wait.peer < report.ranks) {
+        totals[static_cast<size_t>(wait.peer)] += wait.total_ns;
+      }
+    }
+  }
+  const auto longest = std::max_element(totals.begin(), totals.end());
+  if (longest == totals.end() || *longest == 0) return std::nullopt;
+  return Straggler{longest - totals.begin(), *longest};
 }
 
 int64_t nonfinite_logit_rows_of(const RunReport& report) {
@@ -224,6 +262,12 @@ Json to_json(const RunReport& report) {
           {"dot_order", report.dot_order},
           {"level", report.level},
           {"transport", report.transport},
+          {"mode", report.mode},
+          {"taken_mode", report.taken_mode},
+          {"payload", report.payload},
+          {"latency_tokens", report.latency_tokens},
+          {"waits", waits_json(report)},
+          {"straggler", straggler_json(report)},
           {"ranks", report.ranks},
           {"threads_per_rank", report.threads_per_rank},
           {"tokens", report.tokens},

@@ -13,6 +13,7 @@
 #include "tools/check.h"
 #include "tools/compare.h"
 #include "tools/floors.h"
+#include "tools/rank_record.h"
 
 namespace argosy::tools {
 
@@ -54,6 +55,12 @@ struct RunReport {
   std::string dot_order;
   std::string level;
   std::string transport;
+  std::string mode;        // asked for
+  std::string taken_mode;  // of the last call: throughput or latency
+  std::string payload;     // of dispatch
+  int64_t latency_tokens =
+      0;  // mode auto: the most tokens of a rank that latency mode is faster for
+  std::vector<std::vector<PeerWait>> waits;  // [R] by rank that waited
   std::vector<int64_t> rows_per_expert;
   std::vector<int64_t> rows_per_rank;
   std::vector<RankBytes> bytes;         // [R]
@@ -70,6 +77,13 @@ struct RunReport {
   std::optional<CheckResult> check;
   std::optional<CompareResult> compare;
 };
+
+// The rank that others waited for longest in sum, and how long; unset where nobody waited.
+struct Straggler {
+  int64_t rank = 0;
+  int64_t total_ns = 0;
+};
+std::optional<Straggler> straggler_of(const RunReport& report);
 
 // Tokens that on_nonfinite = uniform routed as if all their logits were 0.
 int64_t nonfinite_logit_rows_of(const RunReport& report);

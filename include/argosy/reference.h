@@ -54,9 +54,10 @@ class ReferenceLayer {
 
   // One token: hidden [H] in fp64. Weights are the stored values, exactly; no step rounds below
   // fp64. When `experts` is not empty these are used (weights from the gate) instead of the own
-  // choice; selection_gap stays that of the own choice. Preconditions: sizes fit, experts in [0,
-  // E).
-  ReferenceToken run(std::span<const double> hidden, std::span<const int32_t> experts = {}) const;
+  // choice; selection_gap stays that of the own choice. `routed` [H], when not empty, is what the routed experts read in
+  // place of hidden: the row as it travelled. Preconditions: sizes fit, experts in [0, E).
+  ReferenceToken run(std::span<const double> hidden, std::span<const int32_t> experts = {},
+                     std::span<const double> routed = {}) const;
 
  private:
   struct State;

@@ -302,8 +302,8 @@ Result<ReferenceLayer> ReferenceLayer::open(const std::string& dir, int64_t laye
   return ReferenceLayer(std::move(state));
 }
 
-ReferenceToken ReferenceLayer::run(std::span<const double> hidden,
-                                   std::span<const int32_t> experts) const {
+ReferenceToken ReferenceLayer::run(std::span<const double> hidden, std::span<const int32_t> experts,
+                                   std::span<const double> routed) const {
   const State& layer = *state_;
   ARGOSY_CHECK(static_cast<int64_t>(hidden.size()) == layer.config.hidden,
                "hidden has {} values, the layer has {}", hidden.size(), layer.config.hidden);
@@ -330,9 +330,10 @@ ReferenceToken ReferenceLayer::run(std::span<const double> hidden,
       for (double& value : token.output) value *= scale;
     }
   }
+  const std::span<const double> travelled = routed.empty() ? hidden : routed;
   for (size_t k = 0; k < token.experts.size(); ++k) {
     const std::vector<double> row = run_expert(layer.experts[static_cast<size_t>(token.experts[k])],
-                                               layer.config.activation, hidden);
+                                               layer.config.activation, travelled);
     for (size_t i = 0; i < row.size(); ++i) token.output[i] += token.weights[k] * row[i];
   }
   return token;
