@@ -250,6 +250,27 @@ std::string floors(const RunReport& report) {
                      scrolling(rank_floors_table(report)) + "</div>\n");
 }
 
+// --- waits ---
+
+std::string waits(const RunReport& report) {
+  Lines lines = {{"", "for", "waits", "p50", "p99", "longest", "in sum"}};
+  const auto time = [](int64_t ns) { return ms(static_cast<double>(ns) * 1e-9); };
+  for (size_t rank = 0; rank < report.waits.size(); ++rank) {
+    for (const PeerWait& wait : report.waits[rank]) {
+      lines.push_back({fmt::format("rank {}", rank), fmt::format("rank {}", wait.peer),
+                       std::to_string(wait.num_waits), time(wait.p50_ns), time(wait.p99_ns),
+                       time(wait.max_ns), time(wait.total_ns)});
+    }
+  }
+  const std::string text =
+      mode_text(report) +
+      fmt::format(
+          "; taken: {}, most tokens of a rank for latency mode by auto: {}. A wait runs "
+          "until the peer's flag was seen, ms, over all runs.",
+          report.taken_mode, report.latency_tokens);
+  return section("Mode and waits", text, lines.size() == 1 ? "" : scrolling(table(lines, false)));
+}
+
 // --- pinning ---
 
 std::string cores(const RunReport& report) {
@@ -322,7 +343,7 @@ void add_capture_lines(const RunReport& report, std::vector<CheckLine>* lines) {
   }
   lines->push_back(weights);
   lines->push_back({name + "largest error / peak", short_number(error),
-                    short_number(report.tolerance), error <= report.tolerance});
+                    short_number(report.compare_tolerance), error <= report.compare_tolerance});
 }
 
 std::string checks(const RunReport& report) {
@@ -344,7 +365,7 @@ std::string report_page(const RunReport& report) {
   return page(title, head(report),
               checks(report) + load_sections(report.rows_per_expert, report.rows_per_rank) +
                   traffic(report) + time_line(report) + stages(report) + floors(report) +
-                  cores(report));
+                  waits(report) + cores(report));
 }
 
 }  // namespace argosy::tools

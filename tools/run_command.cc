@@ -176,10 +176,10 @@ RunReport report_of(const RunOptions& options, const Inputs& inputs, const Ranks
   report.pinning = options.pin == "off" ? "threads not pinned: switched off"
                                         : pinning_text(result.pinned_cpus, options.threads_per_rank,
                                                        cpu.has_value() ? (*cpu)->num_cores : 1);
-  const double usual = options.payload != "bf16" ? kToleranceQuantised
-                       : is_f32                  ? kToleranceF32
-                                                 : kToleranceBf16;
+  const double usual = is_f32 ? kToleranceF32 : kToleranceBf16;
   report.tolerance = options.tolerance.value_or(usual);
+  report.compare_tolerance =
+      options.tolerance.value_or(options.payload == "bf16" ? usual : kToleranceQuantised);
   report.weights_tolerance = is_f32 ? kWeightsToleranceF32 : HUGE_VAL;
   return report;
 }

@@ -185,6 +185,20 @@ std::optional<Straggler> straggler_of(const RunReport& report) {
   return Straggler{longest - totals.begin(), *longest};
 }
 
+std::string mode_text(const RunReport& report) {
+  std::string line = fmt::format("mode {}, payload {}", report.mode, report.payload);
+  if (report.mode == "auto") {
+    line +=
+        fmt::format("; took {}: latency mode is faster up to {} token{} a rank", report.taken_mode,
+                    report.latency_tokens, report.latency_tokens == 1 ? "" : "s");
+  }
+  if (const std::optional<Straggler> straggler = straggler_of(report); straggler.has_value()) {
+    line += fmt::format("; waited longest for rank {}: {:.3g} ms in sum over ranks and runs",
+                        straggler->rank, static_cast<double>(straggler->total_ns) * 1e-6);
+  }
+  return line;
+}
+
 int64_t nonfinite_logit_rows_of(const RunReport& report) {
   int64_t rows = 0;
   for (const MoeReport& moe : report.rank_reports) rows += moe.num_nonfinite_rows;
@@ -219,10 +233,10 @@ std::vector<std::string> failures_of(const RunReport& report) {
       failures.push_back(fmt::format("weights differ from the captures by {:.3g}, {:.3g} allowed",
                                      compare.weights_max_rel, report.weights_tolerance));
     }
-    if (!within(compare.output.relative(), report.tolerance)) {
+    if (!within(compare.output.relative(), report.compare_tolerance)) {
       failures.push_back(
           fmt::format("output differs from the captures by {:.3g} of their peak, {:.3g} allowed",
-                      compare.output.relative(), report.tolerance));
+                      compare.output.relative(), report.compare_tolerance));
     }
   }
   return failures;
@@ -290,6 +304,7 @@ Json to_json(const RunReport& report) {
           {"nonfinite_logit_rows", nonfinite_logit_rows_of(report)},
           {"nonfinite_output_rows", report.nonfinite_output.count},
           {"tolerance", report.tolerance},
+          {"compare_tolerance", report.compare_tolerance},
           {"error", check_json(report.check)},
           {"compare", compare_json(report.compare)},
           {"warnings", warnings_of(report)},

@@ -71,8 +71,9 @@ struct RunReport {
   std::string floors_note;                        // why they are missing, if they were wanted
   std::vector<std::vector<int32_t>> pinned_cpus;  // [R][threads], as in RanksResult
   std::string pinning;                            // the same in words, and why not
-  double tolerance = 0;                           // of outputs, by their peak
-  double weights_tolerance = 0;                   // relative; infinite when weights are not judged
+  double tolerance = 0;            // of outputs against the fp64 reference, by their peak
+  double compare_tolerance = 0;    // of outputs against captures
+  double weights_tolerance = 0;    // relative; infinite when weights are not judged
   NonfiniteRows nonfinite_output;  // shown, not judged: weights or input may hold NaN
   std::optional<CheckResult> check;
   std::optional<CompareResult> compare;
@@ -84,6 +85,9 @@ struct Straggler {
   int64_t total_ns = 0;
 };
 std::optional<Straggler> straggler_of(const RunReport& report);
+
+// How rows travelled and who was waited for, on one line.
+std::string mode_text(const RunReport& report);
 
 // Tokens that on_nonfinite = uniform routed as if all their logits were 0.
 int64_t nonfinite_logit_rows_of(const RunReport& report);

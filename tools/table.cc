@@ -93,7 +93,7 @@ std::string check_lines(const RunReport& report) {
         "         logits off by {:.3g}, output by {:.3g} of the peak (allowed {:.3g})\n",
         report.tokens, compare.experts_equal, compare.experts_differ, compare.ties,
         compare.weights_max_rel, allowed, compare.logits.relative(), compare.output.relative(),
-        report.tolerance);
+        report.compare_tolerance);
   }
   return text;
 }
@@ -133,28 +133,6 @@ std::string load_table(std::span<const int64_t> rows_per_expert,
                   load_line("per rank", rows_per_rank)});
 }
 
-namespace {
-
-// Nothing where rows go the usual way, as they are.
-std::string mode_line(const RunReport& report) {
-  const bool is_usual =
-      report.mode == "throughput" && (report.payload == "bf16" || report.payload == "fp32");
-  if (is_usual) return "";
-  std::string line = fmt::format("mode {}, payload {}", report.mode, report.payload);
-  if (report.mode == "auto") {
-    line +=
-        fmt::format("; took {}: latency mode is faster up to {} token{} a rank", report.taken_mode,
-                    report.latency_tokens, report.latency_tokens == 1 ? "" : "s");
-  }
-  if (const std::optional<Straggler> straggler = straggler_of(report); straggler.has_value()) {
-    line += fmt::format("; waited longest for rank {}: {:.3g} ms in sum over ranks and runs",
-                        straggler->rank, static_cast<double>(straggler->total_ns) * 1e-6);
-  }
-  return line;
-}
-
-}  // namespace
-
 std::string run_table(const RunReport& report) {
   std::string text = fmt::format(
       "{}, layer {} of {}\n"
@@ -164,9 +142,9 @@ std::string run_table(const RunReport& report) {
       report.experts, report.top_k, report.ranks, report.ranks == 1 ? "" : "s",
       report.threads_per_rank, report.threads_per_rank == 1 ? "" : "s", report.transport,
       report.level, report.dot_order, report.rounds, report.rounds == 1 ? "" : "s", report.pinning);
-  if (const std::string mode = mode_line(report); !mode.empty()) {
-    text.insert(text.size() - 1, mode + "\n");
-  }
+  const bool is_usual =
+      report.mode == "throughput" && (report.payload == "bf16" || report.payload == "fp32");
+  if (!is_usual) text.insert(text.size() - 1, mode_text(report) + "\n");
   text += load_table(report.rows_per_expert, report.rows_per_rank) + "\n";
   text += bytes_table(report.bytes) + "\n";
   text += stages_table(report) + "\n";

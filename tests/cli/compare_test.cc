@@ -200,7 +200,7 @@ TEST(NonfiniteRows, AreCountedAndTheFirstIsNamed) {
 RunReport clean_report() {
   RunReport report;
   report.tokens = 8;
-  report.tolerance = 1e-5;
+  report.tolerance = report.compare_tolerance = 1e-5;
   report.weights_tolerance = 2e-6;
   report.check = CheckResult();
   report.compare = CompareResult();
