@@ -56,6 +56,27 @@ TEST(Bench, JsonHasTheKeysAndReachedIsTheRatio) {
   }
 }
 
+TEST(Bench, LatencyHasPercentilesAndBothModes) {
+  const CliResult result = quick("latency", {"--json", "-"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json list = result.json();
+  ASSERT_TRUE(list.is_array()) << result.out;
+  std::set<std::string> transports;
+  for (const json& item : list) {
+    for (const char* const key :
+         {"p99_seconds", "limit_p99_seconds", "throughput_seconds", "over_throughput"}) {
+      ASSERT_TRUE(item.contains(key)) << key;
+      EXPECT_GT(item[key].get<double>(), 0);
+    }
+    EXPECT_LE(item["median_seconds"].get<double>(), item["max_seconds"].get<double>());
+    transports.insert(item["params"]["processes"].dump());
+  }
+  EXPECT_EQ(names_in(list), (std::set<std::string>{"latency_dispatch_bf16", "latency_dispatch_fp8",
+                                                   "latency_combine", "latency_both_bf16",
+                                                   "latency_both_fp8"}));
+  EXPECT_EQ(transports, (std::set<std::string>{"0", "1"}));
+}
+
 TEST(Bench, AreasHaveTheNamedCases) {
   const std::vector<std::set<std::string>> names = {
       {"gemm_hot", "gemm_cold", "gemm_skew"},
