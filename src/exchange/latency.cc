@@ -21,6 +21,7 @@ Result<std::unique_ptr<State>> State::create(transport::Endpoint& endpoint, Thre
   ARGOSY_ASSIGN_OR_RETURN(state->layout, latency_layout(options, endpoint.num_ranks()));
   ARGOSY_ASSIGN_OR_RETURN(state->payload,
                           payload_layout(options.dtype, options.payload, options.hidden));
+  state->tag = payload_tag(state->payload);
   state->placement = Placement{options.num_experts, endpoint.num_ranks(), 0};
   const auto ranks = static_cast<size_t>(endpoint.num_ranks());
   const auto experts = static_cast<size_t>(options.num_experts);
@@ -57,6 +58,12 @@ Result<std::unique_ptr<State>> State::create(transport::Endpoint& endpoint, Thre
                                       {&state->flags, size.flags_bytes}}) {
     ARGOSY_ASSIGN_OR_RETURN(*window, endpoint.alloc(bytes, state->deadline()));
   }
+  state->own_slots = endpoint.local_ptr(state->slots, 0);
+  state->own_results = endpoint.local_ptr(state->results, 0);
+  for (int peer = 0; peer < endpoint.num_ranks(); ++peer) {
+    state->peer_results.push_back(
+        peer == endpoint.rank() ? state->own_results : endpoint.peer_ptr(peer, state->results, 0));
+  }
   return state;
 }
 
@@ -92,6 +99,15 @@ void State::raise(LatencyLayout::Kind kind, const Call& call, uint64_t bits, boo
 }
 
 Status State::wait(LatencyLayout::Kind kind, const Call& call, bool everybody, const char* what) {
+  if (is_here(kind, call, everybody)) {
+    // No clock is read for what need not be waited for.
+    for (int peer = 0; peer < num_ranks(); ++peer) {
+      if (peer != rank() && (everybody || call.sent_slots[static_cast<size_t>(peer)] > 0)) {
+        stats.waits[static_cast<size_t>(peer)].add(0);
+      }
+    }
+    return endpoint.health();
+  }
   waits.clear();
   for (int peer = 0; peer < num_ranks(); ++peer) {
     const auto at = static_cast<size_t>(peer);
@@ -99,7 +115,6 @@ Status State::wait(LatencyLayout::Kind kind, const Call& call, bool everybody, c
     waits.push_back({peer, layout.flag(set_of(call.epoch), kind, peer),
                      LatencyFlag::of_epoch(call.epoch), peer == rank() ? nullptr : &waited_ns[at]});
   }
-  if (waits.empty()) return endpoint.health();
   const Status status = endpoint.wait_all(flags, waits, deadline(), what);
   for (const transport::WaitItem& item : waits) {
     if (item.waited_ns != nullptr && *item.waited_ns >= 0) {
@@ -112,11 +127,16 @@ Status State::wait(LatencyLayout::Kind kind, const Call& call, bool everybody, c
 bool State::arrived(uint64_t call_epoch, LatencyLayout::Kind kind) const {
   if (call_epoch < 1 || call_epoch > last_epoch) return false;
   const Call& call = call_of(call_epoch);
+  if (call.epoch != call_epoch) return true;  // its place is another's: it is over
+  return is_here(kind, call, kind == LatencyLayout::kRows);
+}
+
+bool State::is_here(LatencyLayout::Kind kind, const Call& call, bool everybody) const {
   for (int peer = 0; peer < num_ranks(); ++peer) {
-    if (kind == LatencyLayout::kDone && call.sent_slots[static_cast<size_t>(peer)] == 0) continue;
+    if (!everybody && call.sent_slots[static_cast<size_t>(peer)] == 0) continue;
     const uint64_t word =
-        transport::load_word(own(flags, layout.flag(set_of(call_epoch), kind, peer)));
-    if (word < LatencyFlag::of_epoch(call_epoch)) return false;
+        transport::load_word(own(flags, layout.flag(set_of(call.epoch), kind, peer)));
+    if (word < LatencyFlag::of_epoch(call.epoch)) return false;
   }
   return true;
 }

@@ -28,8 +28,9 @@ Status State::wait_combine(uint64_t call_epoch, const CombineInput& input,
   weighted_sum(shape, &pool, input, output, &sum_scratch, [&](size_t at) -> const std::byte* {
     const int32_t dest = call.dest_rank[at];
     if (dest < 0) return nullptr;
-    if (layout.push || dest == rank()) return own(results, call.result_at[at]);
-    return endpoint.peer_ptr(dest, results, call.result_at[at]);
+    const std::byte* const from =
+        layout.push ? own_results : peer_results[static_cast<size_t>(dest)];
+    return from + call.result_at[at];
   });
   call.step = Step::kFree;
   return {};

@@ -19,6 +19,21 @@ constexpr int64_t kTokensPerTask = 4;
 // Headers were written by another core: so many are on their way at once.
 constexpr int64_t kHeadersAhead = 8;
 
+// Whether a row holds an id outside [-1, num_experts) or one twice (contract 1.8); rows are short.
+bool has_bad_ids(const Routing& routing) {
+  const auto top_k = static_cast<size_t>(routing.top_k);
+  for (size_t row = 0; row < routing.topk_idx.size(); row += top_k) {
+    for (size_t at = row; at < row + top_k; ++at) {
+      const int32_t id = routing.topk_idx[at];
+      if (id < -1 || id >= routing.num_experts) return true;
+      for (size_t before = row; id >= 0 && before < at; ++before) {
+        if (routing.topk_idx[before] == id) return true;
+      }
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 // Everything that is wrong with this rank's input, before a byte moves (contract 1.8).
@@ -41,6 +56,8 @@ Status State::check_input(const Routing& routing, const ConstTensorView& hidden)
         "hidden is {}, the routing and exchange need {} [{}, {}] with unit stride in hidden",
         describe(hidden), name_of(options.dtype), routing.num_tokens, options.hidden);
   }
+  if (!has_bad_ids(routing)) return {};
+  // Says which.
   const ConstTensorView ids(routing.topk_idx.data(), DType::kI32,
                             {routing.num_tokens, routing.top_k});
   return count_topk(ids, options.num_experts, &own_counts);
@@ -79,38 +96,60 @@ void State::number_slots(const Routing& routing, Call* call) {
   }
 }
 
-// Header and row to every rank that has an expert of the token. A quantised row is encoded once.
+// The header of the token's slot at `peer`, whose first expert there is at position `first`; its bytes.
+int64_t State::write_header(const Call& call, const Routing& routing, int64_t token, size_t first,
+                            std::byte* to) const {
+  const auto begin = static_cast<size_t>(token * routing.top_k);
+  const size_t end = begin + static_cast<size_t>(routing.top_k);
+  const int32_t peer = call.dest_rank[first];
+  SlotHeader header{call.epoch, tag, static_cast<int32_t>(token), 0};
+  auto* const entries = reinterpret_cast<SlotEntry*>(to + sizeof(SlotHeader));
+  for (size_t at = first; at < end; ++at) {
+    if (call.dest_rank[at] != peer) continue;
+    const int32_t local = local_id[static_cast<size_t>(routing.topk_idx[at])];
+    entries[header.num_entries++] = {static_cast<uint16_t>(local),
+                                     static_cast<uint16_t>(at - begin)};
+  }
+  std::memcpy(to, &header, sizeof(header));
+  return static_cast<int64_t>(sizeof(header)) +
+         header.num_entries * static_cast<int64_t>(sizeof(SlotEntry));
+}
+
+// Header and row to every rank that has an expert of the token. A quantised row is encoded once: in the own slot where the
+// token has one, else in `slot`, which also takes the headers.
 void State::push_token(const Call& call, const Routing& routing, int64_t token, std::byte* slot) {
   const auto begin = static_cast<size_t>(token * routing.top_k);
   const size_t end = begin + static_cast<size_t>(routing.top_k);
   const int64_t set = set_of(call.epoch);
-  std::byte* const encoded = slot + layout.header_bytes;
-  bool is_encoded = false;
-  for (size_t k = begin; k < end; ++k) {
-    if (call.dest_rank[k] < 0 || entry_of[k] != 0) continue;
-    const int peer = call.dest_rank[k];
-    SlotHeader header{call.epoch, payload_tag(payload), static_cast<int32_t>(token), 0};
-    auto* entry = reinterpret_cast<SlotEntry*>(slot + sizeof(SlotHeader));
-    for (size_t other = k; other < end; ++other) {
-      if (call.dest_rank[other] != peer) continue;
-      entry[header.num_entries++] = {
-          static_cast<uint16_t>(local_id[static_cast<size_t>(routing.topk_idx[other])]),
-          static_cast<uint16_t>(other - begin)};
+  const std::byte* row = call.hidden.row(token);
+  bool is_ready = !payload.is_quantised();
+  if (!is_ready) {
+    for (size_t at = begin; at < end && !is_ready; ++at) {
+      if (call.dest_rank[at] != rank()) continue;
+      std::byte* const mine =
+          own_slots + layout.slot(set, rank(), slot_of[at]) + layout.header_bytes;
+      encode_payload(payload, row, mine);
+      row = mine;
+      is_ready = true;
     }
-    std::memcpy(slot, &header, sizeof(header));
-    const int64_t to = layout.slot(set, rank(), slot_of[k]);
-    const int64_t header_bytes = static_cast<int64_t>(sizeof(header)) +
-                                 header.num_entries * static_cast<int64_t>(sizeof(SlotEntry));
-    if (payload.is_quantised()) {
-      if (!is_encoded) encode_payload(payload, call.hidden.row(token), encoded);
-      is_encoded = true;
-      endpoint.put(peer, slots, to, slot, layout.header_bytes + payload.num_bytes);
+  }
+  for (size_t first = begin; first < end; ++first) {
+    if (call.dest_rank[first] < 0 || entry_of[first] != 0) continue;
+    if (!is_ready) {
+      encode_payload(payload, row, slot + layout.header_bytes);
+      row = slot + layout.header_bytes;
+      is_ready = true;
+    }
+    const int peer = call.dest_rank[first];
+    const int64_t to = layout.slot(set, rank(), slot_of[first]);
+    if (peer == rank()) {
+      // A row that is not encoded is read where it is.
+      write_header(call, routing, token, first, own_slots + to);
       continue;
     }
+    const int64_t header_bytes = write_header(call, routing, token, first, slot);
     endpoint.put(peer, slots, to, slot, header_bytes);
-    // A row that stays here is read where it is.
-    if (peer == rank()) continue;
-    endpoint.put(peer, slots, to + layout.header_bytes, call.hidden.row(token), payload.num_bytes);
+    endpoint.put(peer, slots, to + layout.header_bytes, row, payload.num_bytes);
   }
 }
 
@@ -139,13 +178,7 @@ void State::send_notice(const Call& call, const Status& status) {
 bool State::can_issue() const {
   const Call& call = call_of(last_epoch + 1);
   if (call.step != Step::kFree) return false;
-  if (call.acknowledged) return true;
-  for (int peer = 0; peer < num_ranks(); ++peer) {
-    const uint64_t word = transport::load_word(
-        own(flags, layout.flag(set_of(call.epoch), LatencyLayout::kDone, peer)));
-    if (word < LatencyFlag::of_epoch(call.epoch)) return false;
-  }
-  return true;
+  return call.acknowledged || is_here(LatencyLayout::kDone, call, true);
 }
 
 Result<uint64_t> State::issue_dispatch(const Status& local, const Routing& routing,
@@ -200,18 +233,18 @@ Status State::read_slots(const Call& call, int source, int64_t count) {
   const int64_t set = set_of(call.epoch);
   const auto num_local = static_cast<int32_t>(next_place.size());
   const auto fetch = [&](int64_t index) {
-    if (index < count) __builtin_prefetch(own(slots, layout.slot(set, source, index)));
+    if (index < count) __builtin_prefetch(own_slots + layout.slot(set, source, index));
   };
   for (int64_t index = 0; index < kHeadersAhead; ++index) fetch(index);
   for (int64_t index = 0; index < count; ++index) {
     fetch(index + kHeadersAhead);
-    const std::byte* const slot = own(slots, layout.slot(set, source, index));
+    const std::byte* const slot = own_slots + layout.slot(set, source, index);
     SlotHeader header;
     std::memcpy(&header, slot, sizeof(header));
     if (header.epoch != call.epoch) {
       return corrupt(call, source, index, fmt::format("it is of call {}", header.epoch));
     }
-    if (header.payload_tag != payload_tag(payload)) {
+    if (header.payload_tag != tag) {
       return corrupt(call, source, index, check_payload_tag(header.payload_tag, payload).message());
     }
     if (header.token < 0 || header.token >= options.max_tokens || header.num_entries < 1 ||
@@ -240,11 +273,11 @@ Status State::read_slots(const Call& call, int source, int64_t count) {
 std::byte* State::result_address(Call* call, const Arrival& arrival) {
   const int64_t set = set_of(call->epoch);
   if (!layout.push) {
-    return own(results, layout.result(set, arrival.source, arrival.index, arrival.entry));
+    return own_results + layout.result(set, arrival.source, arrival.index, arrival.entry);
   }
   const int64_t to = layout.return_slot(set, arrival.token, arrival.k);
-  std::byte* const there = endpoint.peer_ptr(arrival.source, results, to);
-  if (there != nullptr) return there;
+  std::byte* const there = peer_results[static_cast<size_t>(arrival.source)];
+  if (there != nullptr) return there + to;
   // A place of its own for every call in flight.
   const int64_t from = (set * static_cast<int64_t>(layout.size.round_rows) * layout.max_entries +
                         static_cast<int64_t>(call->parcels.size())) *
@@ -270,8 +303,8 @@ Status State::sort_arrivals(Call* call, LatencyRows* rows) {
   rows->results.resize(arrivals.size());
   rows->source_rank.resize(arrivals.size());
   rows->source_token.resize(arrivals.size());
-  if (layout.push && num_ranks() > 1 &&
-      endpoint.peer_ptr((rank() + 1) % num_ranks(), results, 0) == nullptr) {
+  const bool is_posted = std::ranges::find(peer_results, nullptr) != peer_results.end();
+  if (layout.push && is_posted) {
     ARGOSY_RETURN_IF_ERROR(outbox.reserve(options.num_in_flight * layout.size.round_rows *
                                           layout.max_entries * layout.row_stride));
   }
@@ -281,7 +314,7 @@ Status State::sort_arrivals(Call* call, LatencyRows* rows) {
     rows->rows[place] =
         arrival.source == rank() && !payload.is_quantised()
             ? call->hidden.row(arrival.token)
-            : own(slots, layout.slot(set, arrival.source, arrival.index)) + layout.header_bytes;
+            : own_slots + layout.slot(set, arrival.source, arrival.index) + layout.header_bytes;
     rows->results[place] = result_address(call, arrival);
     rows->source_rank[place] = arrival.source;
     rows->source_token[place] = arrival.token;
@@ -326,6 +359,10 @@ Status State::wait_dispatch(uint64_t call_epoch, LatencyRows* rows) {
   bool is_over = false;
   ARGOSY_RETURN_IF_ERROR(read_notices(&call, rows, &is_over));
   arrivals.clear();
+  // The first header of every source at once: each is a miss.
+  for (int source = 0; source < num_ranks(); ++source) {
+    __builtin_prefetch(own_slots + layout.slot(set_of(call.epoch), source, 0));
+  }
   for (int source = 0; source < num_ranks() && !is_over; ++source) {
     const uint64_t word = transport::load_word(
         own(flags, layout.flag(set_of(call.epoch), LatencyLayout::kRows, source)));

@@ -149,10 +149,14 @@ struct LatencyExchange::State {
   Status check_call(uint64_t call, Step due, const char* name) const;
   Status check_input(const Routing& routing, const ConstTensorView& hidden);
   void number_slots(const Routing& routing, Call* call);
-  void push_token(const Call& call, const Routing& routing, int64_t token, std::byte* staging);
+  int64_t write_header(const Call& call, const Routing& routing, int64_t token, size_t first,
+                       std::byte* to) const;
+  void push_token(const Call& call, const Routing& routing, int64_t token, std::byte* slot);
   void send_rows(const Call& call, const Routing& routing);
   void send_notice(const Call& call, const Status& status);
   void raise(LatencyLayout::Kind kind, const Call& call, uint64_t bits, bool counts);
+  // Whether the flags of everybody, or of the ranks that rows were sent to, are here.
+  bool is_here(LatencyLayout::Kind kind, const Call& call, bool everybody) const;
   Status wait(LatencyLayout::Kind kind, const Call& call, bool everybody, const char* what);
   // Ends a call that brings no rows, for whatever reason.
   void finish_without_rows(Call* call);
@@ -169,11 +173,16 @@ struct LatencyExchange::State {
   const uint64_t group_id;
   LatencyLayout layout;
   PayloadLayout payload;
+  uint64_t tag = 0;  // of the payload
   Placement placement;
 
   transport::Window slots, results, notices, flags;
-  uint64_t last_epoch = 0;  // of the last call issued
-  std::vector<Call> calls;  // [num_in_flight]
+  // Where they begin here, and the peers' results where loads and stores reach them, else null: looked up once.
+  std::byte* own_slots = nullptr;
+  std::byte* own_results = nullptr;
+  std::vector<std::byte*> peer_results;  // [R]
+  uint64_t last_epoch = 0;               // of the last call issued
+  std::vector<Call> calls;               // [num_in_flight]
   ExchangeStats stats;
 
   // Scratch, sized at creation.
