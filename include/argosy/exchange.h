@@ -39,6 +39,8 @@ struct ExchangeOptions {
   int64_t max_receive_rows = -1;              // hard cap per rank and call; -1 = none
   int64_t group_alignment = 1;                // groups start at multiples of this many rows
   BlockFormat payload = BlockFormat::kUnset;  // of dispatch; kUnset: rows as they are
+  // Training: plans may be used again without a count exchange, and every row has a number beside it in both directions.
+  bool training = false;
 };
 
 // What an Exchange takes of symmetric memory on each rank; planning and creation use this one
@@ -49,6 +51,7 @@ struct ExchangeSize {
   int64_t results_bytes = 0;  // expert rows on their way home
   int64_t flags_bytes = 0;
   int64_t counts_bytes = 0;
+  int64_t numbers_bytes = 0;  // beside the rows, both ways, and statuses; training only
   int64_t total_bytes = 0;
 };
 // Errors: kInvalidArgument naming the option.
@@ -61,6 +64,13 @@ struct ReceivedRows {
   ConstTensorView rows;
   std::vector<int64_t> group_offsets;  // [L] first row of each local expert's group
   std::vector<int64_t> group_sizes;    // [L]
+  const float* numbers = nullptr;      // [round_rows] beside the rows; training only
+};
+
+// Results of one call at the token's home rank. Valid until the next issue_counts or issue_reuse.
+struct ReturnedRows {
+  std::vector<const std::byte*> rows;  // [T, K] expert rows [H], null where nobody has one
+  std::vector<float> numbers;          // [T, K] beside them; 0 where nobody has one
 };
 
 // What a token's sum starts from: acc = shared * shared_scale, or 0; + residual; + bias.
@@ -99,6 +109,15 @@ class Exchange {
   // rank (the group stays usable); kTimeout, kPeerLost, kAborted.
   Status wait_counts(CountsMatrix* counts);
 
+  // In place of the count exchange where a plan is used again, as backward does: says that this rank is through with the
+  // call before, and how it fares. training only; every rank uses the plan of one call.
+  //
+  // Collective: yes. Blocks: no. Errors: kInvalidArgument (order of calls), kStalePlan.
+  Status issue_reuse(const Status& local, const DispatchPlan& plan);
+  // Blocks: at most step_deadline. Errors: the first failing rank's status, the same on every rank (the group stays
+  // usable); those of a wait.
+  Status wait_reuse();
+
   // make_plan with this exchange's options.
   Status plan(const Routing& routing, const CountsMatrix& counts, DispatchPlan* plan) const;
 
@@ -107,12 +126,16 @@ class Exchange {
   // Blocks: at most step_deadline, for the peers' buffers when round > 0.
   // in   hidden  [T, H] of the exchange's dtype, unit stride in H; may be reused on return
   // Errors: kStalePlan; kInvalidArgument (shape, dtype, order of calls).
-  Status issue_dispatch(const DispatchPlan& plan, int64_t round, const ConstTensorView& hidden);
+  // in   numbers [T, K] dense, one beside every row, or null; training only
+  Status issue_dispatch(const DispatchPlan& plan, int64_t round, const ConstTensorView& hidden,
+                        const float* numbers = nullptr);
   // Blocks until every row of this round for this rank is here. *rows is reused without allocating.
   Status wait_dispatch(const DispatchPlan& plan, int64_t round, ReceivedRows* rows);
 
   // Where the expert of a received row writes its result: the same row of [round_rows, H].
   TensorView results() const;
+  // And a number beside it, [round_rows]; null unless training.
+  float* result_numbers() const;
 
   // Says that the results of this round are written. Blocks: no.
   Status issue_combine(const DispatchPlan& plan, int64_t round);
@@ -123,6 +146,8 @@ class Exchange {
   // Blocks: at most step_deadline. Allocates: only in calls of several rounds, when T grows.
   Status wait_combine(const DispatchPlan& plan, int64_t round, const CombineInput& input,
                       const TensorView& output);
+  // In place of wait_combine: the rows themselves and the numbers beside them. Complete after the last round.
+  Status wait_returned(const DispatchPlan& plan, int64_t round, ReturnedRows* returned);
 
  public:
   struct State;  // internal: src/exchange/state.h

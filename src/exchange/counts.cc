@@ -39,6 +39,26 @@ Status check_routing(const Routing& routing, const ExchangeOptions& options) {
   return {};
 }
 
+CountsHeader header_of(const Status& status, int64_t num_tokens) {
+  CountsHeader header;
+  header.code = static_cast<int32_t>(status.code());
+  header.text_bytes = static_cast<int32_t>(std::min(status.message().size(), sizeof(header.text)));
+  header.num_tokens = num_tokens;
+  std::memcpy(header.text, status.message().data(), static_cast<size_t>(header.text_bytes));
+  return header;
+}
+
+// Ok, or what the rank that sent the message failed with.
+Status status_of(std::span<const std::byte> message, int rank) {
+  CountsHeader header;
+  std::memcpy(&header, message.data(), sizeof(header));
+  if (header.code == 0) return {};
+  const auto bytes =
+      static_cast<size_t>(std::clamp<int32_t>(header.text_bytes, 0, sizeof(header.text)));
+  return Status(static_cast<StatusCode>(header.code),
+                fmt::format("rank {}: {}", rank, std::string_view(header.text, bytes)));
+}
+
 }  // namespace
 
 int64_t counts_message_bytes(int64_t num_experts) {
@@ -61,17 +81,46 @@ Status Exchange::issue_counts(const Status& local, const Routing& routing) {
     status = count_topk(ids, state.options.num_experts, &state.own_counts);
     if (status.ok()) std::copy(state.own_counts.begin(), state.own_counts.end(), counts);
   }
-  CountsHeader header;
-  header.code = static_cast<int32_t>(status.code());
-  header.text_bytes = static_cast<int32_t>(std::min(status.message().size(), sizeof(header.text)));
-  header.num_tokens = status.ok() ? routing.num_tokens : 0;
-  std::memcpy(header.text, status.message().data(), static_cast<size_t>(header.text_bytes));
+  const CountsHeader header = header_of(status, status.ok() ? routing.num_tokens : 0);
   std::memcpy(state.counts_message.data(), &header, sizeof(header));
   ++state.epoch;
   ++state.stats.num_calls;
   state.next_round = 0;
   state.step = Step::kCountsIssued;
   return state.counts->issue(state.counts_message);
+}
+
+Status Exchange::issue_reuse(const Status& local, const DispatchPlan& plan) {
+  State& state = *state_;
+  if (!state.options.training) {
+    return base::invalid("issue_reuse, but the exchange was not made for training");
+  }
+  if (state.step != Step::kIdle && state.step != Step::kCountsDone) {
+    return base::invalid("issue_reuse while another exchange is under way (step {})",
+                         static_cast<int>(state.step));
+  }
+  Status status = local;
+  if (status.ok()) status = state.check_shape(plan, "issue_reuse");
+  const CountsHeader header = header_of(status, status.ok() ? plan.num_tokens : 0);
+  ++state.epoch;
+  ++state.stats.num_calls;
+  state.next_round = 0;
+  state.step = Step::kReuseIssued;
+  return state.statuses->issue(std::as_bytes(std::span(&header, 1)));
+}
+
+Status Exchange::wait_reuse() {
+  State& state = *state_;
+  if (state.step != Step::kReuseIssued) {
+    return base::invalid("wait_reuse without issue_reuse (step {})", static_cast<int>(state.step));
+  }
+  ARGOSY_RETURN_IF_ERROR(state.statuses->wait(state.deadline(), "statuses"));
+  state.step = Step::kIdle;
+  for (int rank = 0; rank < state.num_ranks(); ++rank) {
+    ARGOSY_RETURN_IF_ERROR(status_of(state.statuses->from(rank), rank));
+  }
+  state.step = Step::kCountsDone;
+  return {};
 }
 
 Status Exchange::wait_counts(CountsMatrix* counts) {
@@ -93,14 +142,9 @@ Status Exchange::wait_counts(CountsMatrix* counts) {
   counts->num_tokens.resize(static_cast<size_t>(state.num_ranks()));
   for (int rank = 0; rank < state.num_ranks(); ++rank) {
     const std::span<const std::byte> message = state.counts->from(rank);
+    ARGOSY_RETURN_IF_ERROR(status_of(message, rank));
     CountsHeader header;
     std::memcpy(&header, message.data(), sizeof(header));
-    if (header.code != 0) {
-      const auto bytes =
-          static_cast<size_t>(std::clamp<int32_t>(header.text_bytes, 0, sizeof(header.text)));
-      return Status(static_cast<StatusCode>(header.code),
-                    fmt::format("rank {}: {}", rank, std::string_view(header.text, bytes)));
-    }
     counts->num_tokens[static_cast<size_t>(rank)] = header.num_tokens;
     std::memcpy(counts->counts.data() + rank * num_experts, message.data() + sizeof(header),
                 static_cast<size_t>(num_experts) * sizeof(int64_t));

@@ -54,6 +54,18 @@ void push_token(Exchange::State& state, const DispatchPlan& plan, int64_t round,
   }
 }
 
+void push_numbers(Exchange::State& state, const DispatchPlan& plan, int64_t round, int64_t token,
+                  const float* numbers) {
+  for (int64_t k = 0; k < plan.top_k; ++k) {
+    const auto at = static_cast<size_t>(token * plan.top_k + k);
+    if (plan.dest_rank[at] < 0 || plan.dest_slot[at] / plan.round_rows != round) continue;
+    const int64_t slot = plan.dest_slot[at] - round * plan.round_rows;
+    state.group.endpoint().put(plan.dest_rank[at], state.row_numbers,
+                               slot * static_cast<int64_t>(sizeof(float)), &numbers[at],
+                               sizeof(float));
+  }
+}
+
 // Whether any copy of the token lies in the round: only then is it worth encoding, and its row read.
 bool has_rows(const DispatchPlan& plan, int64_t round, int64_t token) {
   for (int64_t k = 0; k < plan.top_k; ++k) {
@@ -66,7 +78,7 @@ bool has_rows(const DispatchPlan& plan, int64_t round, int64_t token) {
 }  // namespace
 
 Status Exchange::issue_dispatch(const DispatchPlan& plan, int64_t round,
-                                const ConstTensorView& hidden) {
+                                const ConstTensorView& hidden, const float* numbers) {
   State& state = *state_;
   ARGOSY_RETURN_IF_ERROR(state.check_call(plan, round, Step::kCountsDone, "issue_dispatch"));
   if (hidden.dtype != state.options.dtype || hidden.num_dims != 2 ||
@@ -75,6 +87,9 @@ Status Exchange::issue_dispatch(const DispatchPlan& plan, int64_t round,
     return invalid(
         "hidden is {}, the plan and exchange need {} [{}, {}] with unit stride in hidden",
         describe(hidden), name_of(state.options.dtype), plan.num_tokens, state.options.hidden);
+  }
+  if (numbers != nullptr && !state.options.training) {
+    return invalid("numbers beside the rows, but the exchange was not made for training");
   }
   if (round > 0) {
     // The buffers I write now held the rows of the round before.
@@ -100,6 +115,7 @@ Status Exchange::issue_dispatch(const DispatchPlan& plan, int64_t round,
         row = encoded;
       }
       push_token(state, plan, round, token, row, reuse);
+      if (numbers != nullptr) push_numbers(state, plan, round, token, numbers);
     }
   });
   state.raise(FlagKind::kRows, round, state.send_rows);
@@ -125,6 +141,10 @@ Status Exchange::wait_dispatch(const DispatchPlan& plan, int64_t round, Received
           ? ConstTensorView(first, DType::kU8, {state.size.round_rows, state.payload_stride})
           : ConstTensorView(first, state.options.dtype,
                             {state.size.round_rows, state.options.hidden});
+  if (state.options.training) {
+    rows->numbers =
+        reinterpret_cast<const float*>(state.group.endpoint().local_ptr(state.row_numbers, 0));
+  }
   for (size_t group = 0; group < rows->group_sizes.size(); ++group) {
     state.stats.tokens_received[group] += rows->group_sizes[group];
   }

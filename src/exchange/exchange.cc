@@ -71,7 +71,12 @@ Result<ExchangeSize> size_exchange(const ExchangeOptions& options, int num_ranks
   size.results_bytes = size.round_rows * row_bytes;
   size.flags_bytes = static_cast<int64_t>(FlagKind::kCount) * num_ranks * kFlagBytes;
   size.counts_bytes = counts_message_bytes(options.num_experts);
-  size.total_bytes = size.flags_bytes + int64_t{2} * num_ranks * size.counts_bytes;
+  if (options.training) {
+    size.numbers_bytes = 2 * size.round_rows * static_cast<int64_t>(sizeof(float)) +
+                         int64_t{2} * num_ranks * counts_message_bytes(0);
+  }
+  size.total_bytes =
+      size.flags_bytes + int64_t{2} * num_ranks * size.counts_bytes + size.numbers_bytes;
   if (__builtin_add_overflow(size.total_bytes, size.rows_bytes, &size.total_bytes) ||
       __builtin_add_overflow(size.total_bytes, size.results_bytes, &size.total_bytes)) {
     return invalid("receive_budget_bytes {} twice does not fit int64",
@@ -84,7 +89,8 @@ Exchange::Exchange(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 Exchange::~Exchange() {
   transport::Endpoint& endpoint = state_->group.endpoint();
-  for (const transport::Window window : {state_->rows, state_->results, state_->flags}) {
+  for (const transport::Window window : {state_->rows, state_->results, state_->flags,
+                                         state_->row_numbers, state_->result_numbers}) {
     if (window.id != 0) endpoint.free(window);
   }
 }
@@ -98,6 +104,7 @@ Result<std::unique_ptr<Exchange>> Exchange::create(Group& group, const ExchangeO
       {"exchange.receive_budget_bytes", fmt::to_string(options.receive_budget_bytes)},
       {"exchange.max_receive_rows", fmt::to_string(options.max_receive_rows)},
       {"exchange.group_alignment", fmt::to_string(options.group_alignment)},
+      {"exchange.training", options.training ? "yes" : "no"},
       {"exchange.payload", options.payload == BlockFormat::kUnset
                                ? std::string("as it is")
                                : std::string(name_of(options.payload))},
@@ -119,6 +126,14 @@ Result<std::unique_ptr<Exchange>> Exchange::create(Group& group, const ExchangeO
   ARGOSY_ASSIGN_OR_RETURN(inner.flags, endpoint.alloc(inner.size.flags_bytes, inner.deadline()));
   ARGOSY_ASSIGN_OR_RETURN(inner.counts, transport::AllGather::create(
                                             endpoint, inner.size.counts_bytes, inner.deadline()));
+  if (options.training) {
+    const int64_t bytes = inner.size.round_rows * static_cast<int64_t>(sizeof(float));
+    ARGOSY_ASSIGN_OR_RETURN(inner.row_numbers, endpoint.alloc(bytes, inner.deadline()));
+    ARGOSY_ASSIGN_OR_RETURN(inner.result_numbers, endpoint.alloc(bytes, inner.deadline()));
+    ARGOSY_ASSIGN_OR_RETURN(
+        inner.statuses,
+        transport::AllGather::create(endpoint, counts_message_bytes(0), inner.deadline()));
+  }
   inner.counts_message.resize(static_cast<size_t>(inner.size.counts_bytes));
   inner.waits.reserve(static_cast<size_t>(group.num_ranks()));
   inner.sum_scratch.resize(group.pool().num_threads(), options.top_k);
@@ -156,6 +171,11 @@ TensorView Exchange::results() const {
           {state_->size.round_rows, state_->options.hidden}};
 }
 
+float* Exchange::result_numbers() const {
+  if (!state_->options.training) return nullptr;
+  return reinterpret_cast<float*>(state_->group.endpoint().local_ptr(state_->result_numbers, 0));
+}
+
 void Exchange::State::raise(FlagKind kind, int64_t round, const std::vector<int64_t>& per_peer) {
   transport::Endpoint& endpoint = group.endpoint();
   for (int peer = 0; peer < num_ranks(); ++peer) {
@@ -179,8 +199,7 @@ Status Exchange::State::wait(FlagKind kind, int64_t round, const std::vector<int
   return status;
 }
 
-Status Exchange::State::check_call(const DispatchPlan& plan, int64_t round, Step due,
-                                   const char* call) const {
+Status Exchange::State::check_shape(const DispatchPlan& plan, const char* call) const {
   ARGOSY_RETURN_IF_ERROR(check_plan(plan, group.id(), rank(), num_ranks(), placement.epoch));
   const auto stale = [call](const char* field, int64_t have, int64_t want) {
     return base::error(StatusCode::kStalePlan, "{}: plan has {} {}, the exchange {}", call, field,
@@ -197,6 +216,12 @@ Status Exchange::State::check_call(const DispatchPlan& plan, int64_t round, Step
         "{}: the plan has {} rounds, at most 2^{} fit; raise receive_budget_bytes (now {})", call,
         plan.num_rounds, kRoundBits, options.receive_budget_bytes);
   }
+  return {};
+}
+
+Status Exchange::State::check_call(const DispatchPlan& plan, int64_t round, Step due,
+                                   const char* call) const {
+  ARGOSY_RETURN_IF_ERROR(check_shape(plan, call));
   if (step != due || round != next_round || round >= plan.num_rounds) {
     return invalid("{} of round {} is out of order: step {} (due {}), next round {} of {}", call,
                    round, static_cast<int>(step), static_cast<int>(due), next_round,

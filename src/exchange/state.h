@@ -32,6 +32,7 @@ inline constexpr int kRoundBits = 24;
 enum class Step {
   kIdle,
   kCountsIssued,
+  kReuseIssued,
   kCountsDone,
   kDispatchIssued,
   kDispatchDone,
@@ -53,6 +54,9 @@ struct Exchange::State {
   transport::Window rows;
   transport::Window results;
   transport::Window flags;
+  transport::Window row_numbers;     // training: beside the received rows
+  transport::Window result_numbers;  // and beside the results
+  std::unique_ptr<transport::AllGather> statuses;
   std::unique_ptr<transport::AllGather> counts;
   std::vector<std::byte> counts_message;
 
@@ -64,7 +68,8 @@ struct Exchange::State {
   std::vector<int64_t> own_counts;
   std::vector<int64_t> send_rows, recv_rows, only_rows;
   std::vector<transport::WaitItem> waits;
-  AlignedBuffer returned;  // [T, K, H] results of a call of several rounds
+  AlignedBuffer returned;               // [T, K, H] results of a call of several rounds
+  std::vector<float> returned_numbers;  // [T, K]
   SumScratch sum_scratch;
   AlignedBuffer encoded;           // [threads, payload_stride] of a quantised payload
   std::vector<int64_t> waited_ns;  // [R]
@@ -89,6 +94,13 @@ struct Exchange::State {
   void raise(FlagKind kind, int64_t round, const std::vector<int64_t>& per_peer);
   // Waits for the words of `kind` from every peer with rows in `per_peer`.
   Status wait(FlagKind kind, int64_t round, const std::vector<int64_t>& per_peer, const char* what);
+  // Waits for the results of a round; of several rounds, brings them home. address_of() then knows where each lies.
+  Status bring_results(const DispatchPlan& plan, int64_t round);
+  const std::byte* address_of(const DispatchPlan& plan, size_t at) const;
+  float number_of(const DispatchPlan& plan, size_t at) const;
+
+  // kStalePlan unless the plan is this exchange's.
+  Status check_shape(const DispatchPlan& plan, const char* call) const;
   // kStalePlan or kInvalidArgument unless the plan is this exchange's and the call is due.
   Status check_call(const DispatchPlan& plan, int64_t round, Step due, const char* call) const;
 };
