@@ -52,19 +52,30 @@ ARGOSY_KERNEL_INLINE NormalTail normal_tail(Vec::F t) {
   const Vec::F minus_half = Vec::splat(-0.5f);
   const Vec::F e = exp_nonpositive(Vec::mul(minus_half, square));
   const Vec::F exponential = Vec::fma(e, Vec::mul(minus_half, error), e);
-  const Vec::F r = Vec::div(Vec::splat(1.0f), Vec::add(x, Vec::splat(4.2f)));
-  const Vec::F u = Vec::fma(Vec::splat(-8.4f), r, Vec::splat(1.0f));
-  Vec::F p = Vec::splat(-0x1.d1d7d4p-13f);
-  p = Vec::fma(p, u, Vec::splat(-0x1.006434p-12f));
-  p = Vec::fma(p, u, Vec::splat(0x1.15fbb8p-9f));
-  p = Vec::fma(p, u, Vec::splat(-0x1.845bfep-10f));
-  p = Vec::fma(p, u, Vec::splat(-0x1.12bb58p-6f));
-  p = Vec::fma(p, u, Vec::splat(0x1.486950p-4f));
-  p = Vec::fma(p, u, Vec::splat(-0x1.b5e5d8p-3f));
-  p = Vec::fma(p, u, Vec::splat(0x1.a623f8p-2f));
-  p = Vec::fma(p, u, Vec::splat(-0x1.3e64c2p-1f));
-  p = Vec::fma(p, u, Vec::splat(0x1.847b14p-1f));
-  return {Vec::mul(Vec::mul(p, r), exponential), exponential};
+  const Vec::F r = Vec::div(Vec::splat(1.0f), Vec::add(x, Vec::splat(4.25f)));
+  const Vec::F u = Vec::fma(Vec::splat(-8.5f), r, Vec::splat(1.0f));
+  Vec::F p = Vec::splat(-0x1.f3222cp-13f);
+  p = Vec::fma(p, u, Vec::splat(-0x1.85a7f8p-12f));
+  p = Vec::fma(p, u, Vec::splat(0x1.1e38e8p-9f));
+  p = Vec::fma(p, u, Vec::splat(-0x1.8777fep-11f));
+  p = Vec::fma(p, u, Vec::splat(-0x1.3d4942p-6f));
+  p = Vec::fma(p, u, Vec::splat(0x1.5d4564p-4f));
+  p = Vec::fma(p, u, Vec::splat(-0x1.c39da4p-3f));
+  p = Vec::fma(p, u, Vec::splat(0x1.ac43dcp-2f));
+  p = Vec::fma(p, u, Vec::splat(-0x1.401102p-1f));
+  p = Vec::fma(p, u, Vec::splat(0x1.84e44ap-1f));
+  Vec::F q = Vec::splat(-0x1.62226ap-25f);
+  q = Vec::fma(q, square, Vec::splat(0x1.658a22p-21f));
+  q = Vec::fma(q, square, Vec::splat(-0x1.3ce8fap-17f));
+  q = Vec::fma(q, square, Vec::splat(0x1.e42b0ep-14f));
+  q = Vec::fma(q, square, Vec::splat(-0x1.374040p-10f));
+  q = Vec::fma(q, square, Vec::splat(0x1.46d042p-7f));
+  q = Vec::fma(q, square, Vec::splat(-0x1.105838p-4f));
+  q = Vec::fma(q, square, Vec::splat(0x1.988454p-2f));
+  const Vec::F near_zero = Vec::fma(Vec::negate(x), q, Vec::splat(0.5f));
+  return {Vec::select(Vec::is_greater(Vec::splat(1.0f), x), near_zero,
+                      Vec::mul(Vec::mul(p, r), exponential)),
+          exponential};
 }
 
 // Limit and alpha are read where an activation has them.
@@ -86,6 +97,9 @@ struct GatedActivation {
     return Vec::mul(a, up);
   }
   ARGOSY_KERNEL_INLINE static Vec::F up_factor(const Constants&, Vec::F up) { return up; }
+  ARGOSY_KERNEL_INLINE static Vec::F select_gate(const Constants&, Vec::F, Vec::F gradient) {
+    return gradient;
+  }
   ARGOSY_KERNEL_INLINE static Vec::F select_up(const Constants&, Vec::F, Vec::F gradient) {
     return gradient;
   }
@@ -112,8 +126,7 @@ struct ClampedSwiGlu {
     const Vec::F g = Vec::min_or_second(limit, gate);
     const Sigmoids s = sigmoids(Vec::mul(alpha, g));
     const Vec::F a = Vec::mul(g, s.of);
-    const Vec::F slope = Vec::fma(Vec::mul(alpha, a), s.of_negated, s.of);
-    return {a, Vec::select(Vec::is_greater(gate, limit), Vec::zero(), slope)};
+    return {a, Vec::fma(Vec::mul(alpha, a), s.of_negated, s.of)};
   }
   ARGOSY_KERNEL_INLINE static Vec::F join(const Constants& c, Vec::F a, Vec::F up) {
     return Vec::fma(a, clamped(up, c.limit), a);
@@ -121,8 +134,12 @@ struct ClampedSwiGlu {
   ARGOSY_KERNEL_INLINE static Vec::F up_factor(const Constants& c, Vec::F up) {
     return Vec::add(clamped(up, c.limit), Vec::splat(1.0f));
   }
+  ARGOSY_KERNEL_INLINE static Vec::F select_gate(const Constants& c, Vec::F gate, Vec::F gradient) {
+    return Vec::select(Vec::is_greater(gate, Vec::splat(c.limit)), Vec::zero(), gradient);
+  }
   ARGOSY_KERNEL_INLINE static Vec::F select_up(const Constants& c, Vec::F up, Vec::F gradient) {
-    const Vec::F below = Vec::select(Vec::is_greater(up, Vec::splat(c.limit)), Vec::zero(), gradient);
+    const Vec::F below =
+        Vec::select(Vec::is_greater(up, Vec::splat(c.limit)), Vec::zero(), gradient);
     return Vec::select(Vec::is_greater(Vec::splat(-c.limit), up), Vec::zero(), below);
   }
 };
@@ -149,8 +166,7 @@ struct GeGluTanh : GatedActivation {
   static constexpr float kLinear = 0x1.988454p+0f, kCubic = 0x1.2444f2p-4f;
 
   ARGOSY_KERNEL_INLINE static Vec::F argument(Vec::F gate) {
-    return Vec::mul(gate,
-                    Vec::fma(Vec::splat(kCubic), Vec::mul(gate, gate), Vec::splat(kLinear)));
+    return Vec::mul(gate, Vec::fma(Vec::splat(kCubic), Vec::mul(gate, gate), Vec::splat(kLinear)));
   }
   ARGOSY_KERNEL_INLINE static Vec::F value(const Constants&, Vec::F gate) {
     return Vec::mul(gate, sigmoid(argument(gate)));
@@ -158,8 +174,8 @@ struct GeGluTanh : GatedActivation {
   ARGOSY_KERNEL_INLINE static ValueAndSlope value_and_slope(const Constants&, Vec::F gate) {
     const Sigmoids s = sigmoids(argument(gate));
     const Vec::F g = clamped(gate, 30.0f);
-    const Vec::F rise = Vec::mul(
-        g, Vec::fma(Vec::splat(3.0f * kCubic), Vec::mul(g, g), Vec::splat(kLinear)));
+    const Vec::F rise =
+        Vec::mul(g, Vec::fma(Vec::splat(3.0f * kCubic), Vec::mul(g, g), Vec::splat(kLinear)));
     return {Vec::mul(gate, s.of), Vec::fma(Vec::mul(s.of, s.of_negated), rise, s.of)};
   }
 };
