@@ -1,7 +1,7 @@
 // What an expert does between its products: h = activation(x . gate, x . up), in fp32.
 //
 // One enum for every place that names an activation: checkpoint configs, the layer, the epilogue of the
-// grouped GEMM, the fp64 reference. Arithmetic: contract 3.5 and 4.4. Test: tests/gemm/, tests/moe/.
+// grouped GEMM, its backward, the fp64 reference. Arithmetic: contract 3.5 and 4.4. Test: tests/gemm/, tests/moe/.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,17 @@
 
 namespace argosy {
 
+// All are gated: h = act(gate) * up, and one polynomial stands behind each at every level.
 enum class ActivationKind : int32_t {
-  kSwiGlu = 0,     // silu(gate) * up
+  kSwiGlu = 0,     // act = silu, gate * sigmoid(gate)
   kClampedSwiGlu,  // gpt-oss: g = min(gate, limit), u = up clamped to [-limit, limit];
                    // g * sigmoid(alpha * g) * (u + 1)
+  kGeGlu,          // act = GELU by erf, gate * Phi(gate)
+  kGeGluTanh,      // act = GELU by tanh, gate * sigmoid(2 sqrt(2 / pi) (gate + 0.044715 gate^3))
+  kRelu2Glu,       // act = max(gate, 0)^2
 };
-inline constexpr int kNumActivations = 2;
-// "swiglu", "clamped_swiglu".
+inline constexpr int kNumActivations = 5;
+// "swiglu", "clamped_swiglu", "geglu", "geglu_tanh", "relu2_glu".
 const char* name_of(ActivationKind kind);
 
 struct Activation {

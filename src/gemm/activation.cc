@@ -1,4 +1,4 @@
-// Names and checks of the activations; their arithmetic is numeric/elementary.h and the epilogues of the
+// Names and checks of the activations; their arithmetic is numeric/activation.h and the epilogues of the
 // levels. Test: tests/gemm/activation_test.cc.
 #include "argosy/activation.h"
 
@@ -25,6 +25,12 @@ const char* name_of(ActivationKind kind) {
       return "swiglu";
     case ActivationKind::kClampedSwiGlu:
       return "clamped_swiglu";
+    case ActivationKind::kGeGlu:
+      return "geglu";
+    case ActivationKind::kGeGluTanh:
+      return "geglu_tanh";
+    case ActivationKind::kRelu2Glu:
+      return "relu2_glu";
   }
   return "unknown";
 }
@@ -32,6 +38,9 @@ const char* name_of(ActivationKind kind) {
 Status validate(const Activation& activation) {
   switch (activation.kind) {
     case ActivationKind::kSwiGlu:
+    case ActivationKind::kGeGlu:
+    case ActivationKind::kGeGluTanh:
+    case ActivationKind::kRelu2Glu:
       return {};
     case ActivationKind::kClampedSwiGlu:
       ARGOSY_RETURN_IF_ERROR(check_positive(activation, "limit", activation.limit));

@@ -139,7 +139,7 @@ ARGOSY_KERNEL_INLINE void multiply_rest(const RowBlock& block, int64_t k, const 
 template <bool kLower>
 ARGOSY_KERNEL_INLINE void run_chunk(const RowBlock& block, const DotArgs& args, int64_t first,
                                     int64_t last) {
-  if (first == 0) {
+  if (first == 0 && !args.resumes) {
     zero_sums<kLower>();
   } else {
     load_sums<kLower>(block.sums);

@@ -21,13 +21,15 @@ Status check_extent(const char* name, const ConstTensorView& view) {
   return {};
 }
 
+}  // namespace
+
 Status check_matrix(const char* name, const ConstTensorView& view, int64_t columns) {
   if (view.num_dims != 2) return base::invalid("{} is {}, not a matrix", name, describe(view));
   if (view.dtype != DType::kBF16 && view.dtype != DType::kF32) {
     return base::invalid("{} is {}, its dtype must be BF16 or F32", name, describe(view));
   }
   if (view.dim(0) < 0 || view.dim(1) != columns) {
-    return base::invalid("{} is {}, the weights ask for {} columns", name, describe(view), columns);
+    return base::invalid("{} is {}, expected {} columns", name, describe(view), columns);
   }
   if (view.dim(1) > 1 && view.stride(1) != 1) {
     return base::invalid("{} is {}, its columns must have stride 1", name, describe(view));
@@ -43,6 +45,8 @@ Status check_matrix(const char* name, const ConstTensorView& view, int64_t colum
   return check_extent(name, view);
 }
 
+namespace {
+
 // First and last byte address + 1 that the view can touch. Precondition: not empty.
 std::pair<uintptr_t, uintptr_t> byte_range(const ConstTensorView& view) {
   const auto base = reinterpret_cast<uintptr_t>(view.data);
@@ -50,6 +54,8 @@ std::pair<uintptr_t, uintptr_t> byte_range(const ConstTensorView& view) {
   const auto row_bytes = static_cast<uintptr_t>(view.dim(1) * size_of(view.dtype));
   return {std::min(base, last), std::max(base, last) + row_bytes};
 }
+
+}  // namespace
 
 Status check_output_rows(const ConstTensorView& out) {
   if (out.dim(0) > 1 && out.stride(0) < out.dim(1) && -out.stride(0) < out.dim(1)) {
@@ -59,9 +65,8 @@ Status check_output_rows(const ConstTensorView& out) {
   return {};
 }
 
-// `read`: not empty unless it has no rows.
 Status check_apart(const ConstTensorView& read, const ConstTensorView& out) {
-  if (out.dim(0) == 0) return {};
+  if (out.dim(0) == 0 || read.dim(0) == 0) return {};
   const auto [x_begin, x_end] = byte_range(read);
   const auto [out_begin, out_end] = byte_range(out);
   if (x_begin < out_end && out_begin < x_end) {
@@ -71,17 +76,17 @@ Status check_apart(const ConstTensorView& read, const ConstTensorView& out) {
   return {};
 }
 
-template <typename Rows>
-Status check_groups(const Rows& x, int64_t num_rows, int64_t num_groups) {
+Status check_groups(std::span<const int64_t> offsets, std::span<const int64_t> sizes,
+                    int64_t num_rows, int64_t num_groups) {
   const auto groups = static_cast<size_t>(num_groups);
-  if (x.sizes.size() != groups || (x.offsets.size() != groups && x.offsets.size() != groups + 1)) {
+  if (sizes.size() != groups || (offsets.size() != groups && offsets.size() != groups + 1)) {
     return base::invalid("{} sizes and {} offsets for {} groups of weights (offsets: {} or {})",
-                         x.sizes.size(), x.offsets.size(), groups, groups, groups + 1);
+                         sizes.size(), offsets.size(), groups, groups, groups + 1);
   }
   int64_t end = 0;
   for (size_t g = 0; g < groups; ++g) {
-    const int64_t offset = x.offsets[g];
-    const int64_t size = x.sizes[g];
+    const int64_t offset = offsets[g];
+    const int64_t size = sizes[g];
     if (offset < 0 || size < 0 || offset > num_rows || size > num_rows - offset) {
       return base::invalid("group {} has offset {} and size {}, outside of the {} rows", g, offset,
                            size, num_rows);
@@ -92,9 +97,18 @@ Status check_groups(const Rows& x, int64_t num_rows, int64_t num_groups) {
     }
     end = offset + size;
   }
-  if (x.offsets.size() > groups && x.offsets[groups] < end) {
-    return base::invalid("the last offset is {}, before the end {} of the groups",
-                         x.offsets[groups], end);
+  if (offsets.size() > groups && offsets[groups] < end) {
+    return base::invalid("the last offset is {}, before the end {} of the groups", offsets[groups],
+                         end);
+  }
+  return {};
+}
+
+Status check_dot_order(const GemmOptions& options, DType rows) {
+  if (rows == DType::kBF16 && options.dot_order != DotOrder::kAmx &&
+      options.dot_order != DotOrder::kVdpbf16) {
+    return base::invalid("dot_order is {}; bf16 rows need amx or vdpbf16",
+                         name_of(options.dot_order));
   }
   return {};
 }
@@ -107,13 +121,10 @@ Status check_weights(const GemmOptions& options, DType rows, const PackedWeights
   if (rows == DType::kBF16 && w.dtype() == DType::kF32) {
     return base::invalid("BF16 rows with F32 weights: fp32 weights need fp32 rows");
   }
-  if (rows == DType::kBF16 && options.dot_order != DotOrder::kAmx &&
-      options.dot_order != DotOrder::kVdpbf16) {
-    return base::invalid("dot_order is {}; bf16 rows need amx or vdpbf16",
-                         name_of(options.dot_order));
-  }
-  return {};
+  return check_dot_order(options, rows);
 }
+
+namespace {
 
 Status check_formats(const ConstQuantisedView& rows, int64_t k) {
   if (rows.format == BlockFormat::kUnset) return base::invalid("quantised rows need a format");
@@ -185,7 +196,7 @@ Status check_arguments(const GemmOptions& options, const RaggedRows& x, const Pa
   }
   ARGOSY_RETURN_IF_ERROR(check_output_rows(out));
   ARGOSY_RETURN_IF_ERROR(check_apart(x.rows, out));
-  return check_groups(x, x.rows.dim(0), w.num_groups());
+  return check_groups(x.offsets, x.sizes, x.rows.dim(0), w.num_groups());
 }
 
 Status check_arguments(const GemmOptions& options, const RaggedQuantisedRows& x,
@@ -205,7 +216,7 @@ Status check_arguments(const GemmOptions& options, const RaggedQuantisedRows& x,
   ARGOSY_RETURN_IF_ERROR(check_output_rows(out));
   ARGOSY_RETURN_IF_ERROR(check_apart(rows.codes, out));
   ARGOSY_RETURN_IF_ERROR(check_apart(rows.scales, out));
-  ARGOSY_RETURN_IF_ERROR(check_groups(x, rows.rows, w.num_groups()));
+  ARGOSY_RETURN_IF_ERROR(check_groups(x.offsets, x.sizes, rows.rows, w.num_groups()));
   return check_scales(x);
 }
 
@@ -224,7 +235,7 @@ Status check_arguments(const GemmOptions& options, const ScatteredRows& x, const
                          name_of(payload.dtype));
   }
   ARGOSY_RETURN_IF_ERROR(check_output_rows(out));
-  ARGOSY_RETURN_IF_ERROR(check_groups(x, num_rows, w.num_groups()));
+  ARGOSY_RETURN_IF_ERROR(check_groups(x.offsets, x.sizes, num_rows, w.num_groups()));
   const int64_t alignment = payload.is_quantised() ? 4 : size_of(payload.dtype);
   return check_addresses("row", x, x.rows.data(), alignment);
 }
@@ -239,7 +250,7 @@ Status check_arguments(const GemmOptions& options, const RaggedRows& x, const Pa
   if (static_cast<int64_t>(out.size()) != x.rows.dim(0)) {
     return base::invalid("there are {} output rows for {} rows", out.size(), x.rows.dim(0));
   }
-  ARGOSY_RETURN_IF_ERROR(check_groups(x, x.rows.dim(0), w.num_groups()));
+  ARGOSY_RETURN_IF_ERROR(check_groups(x.offsets, x.sizes, x.rows.dim(0), w.num_groups()));
   return check_addresses("output row", x, out.data(), size_of(x.rows.dtype));
 }
 

@@ -35,4 +35,19 @@ Status check_arguments(const GemmOptions& options, const ScatteredRows& x, const
 Status check_arguments(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
                        std::span<std::byte* const> out);
 
+// Parts of the above, for other calls on rows and packed weights.
+
+// bf16 or fp32 [*, columns], unit stride in the columns, aligned, in memory that there can be.
+Status check_matrix(const char* name, const ConstTensorView& view, int64_t columns);
+// The rows of `out` do not overlap each other.
+Status check_output_rows(const ConstTensorView& out);
+// The bytes of `out` do not overlap those read.
+Status check_apart(const ConstTensorView& read, const ConstTensorView& out);
+// The weights exist, and go with rows of this dtype.
+Status check_weights(const GemmOptions& options, DType rows, const PackedWeights& w);
+// bf16 rows need an order.
+Status check_dot_order(const GemmOptions& options, DType rows);
+Status check_groups(std::span<const int64_t> offsets, std::span<const int64_t> sizes,
+                    int64_t num_rows, int64_t num_groups);
+
 }  // namespace argosy::gemm

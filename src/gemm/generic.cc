@@ -6,8 +6,8 @@
 
 #include "gemm/kernels.h"
 #include "gemm/packed_layout.h"
+#include "numeric/activation.h"
 #include "numeric/dot.h"
-#include "numeric/elementary.h"
 
 namespace argosy::gemm {
 namespace {

@@ -108,6 +108,10 @@ template <typename Order, int kRows>
 ARGOSY_KERNEL_INLINE void dot_rows(const DotArgs& args, int64_t first) {
   for (int64_t half = 0; half < 2; ++half) {
     float acc[kRows][kTileColumns] = {};
+    for (int r = 0; args.resumes && r < kRows; ++r) {
+      std::memcpy(acc[r], args.scratch + (first + r) * kPanelColumns + half * kTileColumns,
+                  sizeof(acc[r]));
+    }
     const std::byte* tile = args.panel + half * Order::kHalf;
     for (int64_t k = 0; k < args.k; k += kBlockK) {
       float x[kRows][kBlockK];

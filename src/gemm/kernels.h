@@ -35,7 +35,7 @@ struct StageArgs {
 };
 using StageKernel = void (*)(const StageArgs& args);
 
-// scratch[r][0..31] = row r . the 32 columns of `panel`, finished by + 0.
+// scratch[r][0..31] = row r . the 32 columns of `panel`, finished by + 0 (which changes no chain that goes on).
 struct DotArgs {
   const std::byte* rows =
       nullptr;  // staged, or row 0: then nothing past element k of a row may be read
@@ -44,6 +44,9 @@ struct DotArgs {
   int64_t k = 0;
   const std::byte* panel = nullptr;
   float* scratch = nullptr;  // 64-byte aligned, [num_rows][32]
+  // The chains go on from what scratch holds: this call's k follow those of the last, a multiple of 32. Of plain
+  // panels only, and not at level reference.
+  bool resumes = false;
   // Where to prefetch to L2 while computing: this many lines of 64 bytes per block of 32 k, one
   // after the other. An address, for it may lie past the weights: a prefetch cannot fault.
   uintptr_t prefetch = 0;

@@ -7,8 +7,8 @@
 #include "argosy/number_formats.h"
 #include "gemm/kernels.h"
 #include "gemm/packed_layout.h"
+#include "numeric/activation.h"
 #include "numeric/dot.h"
-#include "numeric/elementary.h"
 
 namespace argosy::gemm {
 namespace {

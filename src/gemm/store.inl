@@ -11,19 +11,11 @@ __attribute__((always_inline)) inline void store_one(std::byte* to, float*, floa
   std::memcpy(to, &canonical, sizeof(canonical));
 }
 
-// The two activations, one column at a time.
-struct SwiGlu {
-  __attribute__((always_inline)) static inline float of(const StoreArgs&, float gate, float up) {
-    return numeric::silu_f32(gate) * up;
-  }
-};
-
-struct ClampedSwiGlu {
-  __attribute__((always_inline)) static inline float of(const StoreArgs& args, float gate,
-                                                        float up) {
-    return numeric::clamped_swiglu_f32(gate, up, args.limit, args.alpha);
-  }
-};
+using numeric::ClampedSwiGlu;
+using numeric::GeGlu;
+using numeric::GeGluTanh;
+using numeric::Relu2Glu;
+using numeric::SwiGlu;
 
 // The finished product of a column.
 template <bool kBias>
@@ -47,13 +39,15 @@ ARGOSY_KERNEL_TARGET void store_plain(const StoreArgs& args) {
 
 template <typename Out, typename Act, bool kBias>
 ARGOSY_KERNEL_TARGET void store_gate_up(const StoreArgs& args) {
+  const numeric::ActivationConstants constants{args.limit, args.alpha};
   for (int64_t r = 0; r < args.num_rows; ++r) {
     const float* from = args.scratch + r * kPanelColumns;
     std::byte* to = args.out + r * args.row_stride_bytes;
     for (int64_t c = 0; c < args.num_columns; ++c) {
       const float gate = product_at<kBias>(from, args.bias, c);
       const float up = product_at<kBias>(from, args.bias, kTileColumns + c);
-      store_one(to + c * int64_t{sizeof(Out)}, static_cast<Out*>(nullptr), Act::of(args, gate, up));
+      store_one(to + c * int64_t{sizeof(Out)}, static_cast<Out*>(nullptr),
+                Act::join(constants, Act::value(constants, gate), up));
     }
   }
 }

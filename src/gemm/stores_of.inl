@@ -1,10 +1,15 @@
 // The table of a level's stores, included after store_plain, store_gate_up and the activations, in the order
 // of ActivationKind. Test: tests/gemm/kernels_test.cc.
 
+template <typename Out, typename... Acts>
+constexpr Stores stores_with() {
+  static_assert(sizeof...(Acts) == kNumActivations);
+  return {.plain = {store_plain<Out, false>, store_plain<Out, true>},
+          .gate_up = {Stores::WithoutAndWithBias{store_gate_up<Out, Acts, false>,
+                                                 store_gate_up<Out, Acts, true>}...}};
+}
+
 template <typename Out>
 constexpr Stores stores_of() {
-  return {.plain = {store_plain<Out, false>, store_plain<Out, true>},
-          .gate_up = {{{store_gate_up<Out, SwiGlu, false>, store_gate_up<Out, SwiGlu, true>},
-                       {store_gate_up<Out, ClampedSwiGlu, false>,
-                        store_gate_up<Out, ClampedSwiGlu, true>}}}};
+  return stores_with<Out, SwiGlu, ClampedSwiGlu, GeGlu, GeGluTanh, Relu2Glu>();
 }

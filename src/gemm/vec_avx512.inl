@@ -34,6 +34,9 @@ struct Vec {
   ARGOSY_KERNEL_INLINE static Mask is_positive(F x) {
     return _mm512_cmp_ps_mask(x, zero(), _CMP_GT_OQ);
   }
+  ARGOSY_KERNEL_INLINE static Mask is_greater(F a, F b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
+  }
   ARGOSY_KERNEL_INLINE static Mask is_nan(F x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
   ARGOSY_KERNEL_INLINE static bool any_outside(F x, F least, F largest) {
     return (_mm512_cmp_ps_mask(x, least, _CMP_LT_OQ) |

@@ -255,7 +255,10 @@ template <typename Order, int kRows, int kVectors, int kLinesPerStep>
 ARGOSY_KERNEL_INLINE void dot_pass(const DotArgs& args, int first_vector) {
   Vec::F acc[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
-    for (int c = 0; c < kVectors; ++c) acc[r][c] = Vec::zero();
+    const float* from = args.scratch + r * kPanelColumns + first_vector * Vec::kLanes;
+    for (int c = 0; c < kVectors; ++c) {
+      acc[r][c] = args.resumes ? Vec::load(from + c * Vec::kLanes) : Vec::zero();
+    }
   }
   const float* x = reinterpret_cast<const float*>(args.rows);
   constexpr int64_t kBlockFloats = kRows * Order::Rows::kStaged;
@@ -308,7 +311,7 @@ struct AmxOrder {
 template <int kRows, int kVectors, int kLinesPerStep>
 ARGOSY_KERNEL_INLINE void amx_pass(const DotArgs& args, int first_vector) {
   float* sums = args.scratch + first_vector * Vec::kLanes;
-  for (int64_t r = 0; r < args.num_rows; ++r) {
+  for (int64_t r = 0; r < args.num_rows && !args.resumes; ++r) {
     for (int c = 0; c < kVectors; ++c) {
       Vec::store(sums + r * kPanelColumns + c * Vec::kLanes, Vec::zero());
     }

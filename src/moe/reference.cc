@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <utility>
 
 #include "argosy/bfloat16.h"
@@ -217,6 +218,16 @@ double activate(const Activation& activation, double gate, double up) {
       const double limit = activation.limit;
       const double g = std::min(gate, limit);
       return (std::clamp(up, -limit, limit) + 1) * g * sigmoid(activation.alpha * g);
+    }
+    case ActivationKind::kGeGlu:
+      return 0.5 * gate * std::erfc(-gate * std::numbers::sqrt2 / 2) * up;
+    case ActivationKind::kGeGluTanh: {
+      const double slope = std::sqrt(2 * std::numbers::inv_pi);
+      return gate * sigmoid(2 * slope * (gate + 0.044715 * gate * gate * gate)) * up;
+    }
+    case ActivationKind::kRelu2Glu: {
+      const double positive = std::max(gate, 0.0);
+      return positive * positive * up;
     }
   }
   return std::numeric_limits<double>::quiet_NaN();

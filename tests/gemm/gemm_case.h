@@ -18,8 +18,8 @@
 
 #include "argosy/cpu.h"
 #include "argosy/gemm.h"
+#include "numeric/activation.h"
 #include "numeric/dot.h"
-#include "numeric/elementary.h"
 #include "support/float_cases.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -163,8 +163,14 @@ class GemmCase {
     const float first = product(row, first_[group], first_bias_[group], n);
     if (spec_.kind == PackedWeights::Kind::kPlain) return first;
     const float up = product(row, up_[group], up_bias_[group], n);
-    if (spec_.activation.kind == ActivationKind::kSwiGlu) return numeric::silu_f32(first) * up;
-    return numeric::clamped_swiglu_f32(first, up, spec_.activation.limit, spec_.activation.alpha);
+    return activated(first, up);
+  }
+  // Finished products, bias included.
+  float gate_product(size_t group, int64_t row, int64_t n) const {
+    return product(row, first_[group], first_bias_[group], n);
+  }
+  float up_product(size_t group, int64_t row, int64_t n) const {
+    return product(row, up_[group], up_bias_[group], n);
   }
 
   double row_element(int64_t row, int64_t k) const {
@@ -202,6 +208,23 @@ class GemmCase {
   }
 
  private:
+  float activated(float gate, float up) const {
+    const numeric::ActivationConstants c{spec_.activation.limit, spec_.activation.alpha};
+    switch (spec_.activation.kind) {
+      case ActivationKind::kSwiGlu:
+        return numeric::silu_f32(gate) * up;
+      case ActivationKind::kClampedSwiGlu:
+        return numeric::clamped_swiglu_f32(gate, up, c.limit, c.alpha);
+      case ActivationKind::kGeGlu:
+        return numeric::GeGlu::value(c, gate) * up;
+      case ActivationKind::kGeGluTanh:
+        return numeric::GeGluTanh::value(c, gate) * up;
+      case ActivationKind::kRelu2Glu:
+        return numeric::Relu2Glu::value(c, gate) * up;
+    }
+    return 0;
+  }
+
   void place_groups() {
     int64_t at = 0;
     for (size_t g = 0; g < spec_.sizes.size(); ++g) {

@@ -200,8 +200,11 @@ TEST(Kernels, EveryStoreGivesTheBitsOfTheReference) {
   const std::pair<Pick, int64_t> picks[] = {
       {[](const Stores& stores, size_t bias) { return stores.plain[bias]; }, 32},
       {[](const Stores& stores, size_t bias) { return stores.gate_up[0][bias]; }, 16},
-      {[](const Stores& stores, size_t bias) { return stores.gate_up[1][bias]; }, 16}};
-  static_assert(kNumActivations == 2, "a new activation belongs into this list");
+      {[](const Stores& stores, size_t bias) { return stores.gate_up[1][bias]; }, 16},
+      {[](const Stores& stores, size_t bias) { return stores.gate_up[2][bias]; }, 16},
+      {[](const Stores& stores, size_t bias) { return stores.gate_up[3][bias]; }, 16},
+      {[](const Stores& stores, size_t bias) { return stores.gate_up[4][bias]; }, 16}};
+  static_assert(kNumActivations == 5, "a new activation belongs into this list");
   for (int round = 0; round < 1200; ++round) {
     const std::vector<float> scratch = patterns_of_every_kind(rng, kRows * 32);
     const std::vector<float> bias = patterns_of_every_kind(rng, 32);

@@ -1,0 +1,191 @@
+// The driver of the backward's products, and of the forward that keeps its pre-activations: tiles of rows by panels,
+// both made by a Source, multiplied by the forward's kernels.
+//
+// A contraction longer than a chunk is summed chunk by chunk; the sums rest in fp32 between, so the chain is one chain.
+// Tasks write disjoint outputs and no sum crosses a task: bits do not depend on threads. Test: tests/gemm/dgrad_test.cc,
+// wgrad_test.cc.
+//
+// A Source offers, for group g and blocks of 32 of the contraction:
+//   int64_t num_blocks(g)                              0: the sums are 0
+//   void load(tile, blocks, TileRows*)                 puts the tile's rows, by TileRows::put
+//   const std::byte* panel(tile, panel, blocks, room)  the panel's blocks; `room` is there to make them in
+//   void fetch_output(tile, panel, row)                prefetches where a row of it goes
+//   void store(tile, panel, products)                  [tile.rows.count][32] finished sums, denormals kept
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <span>
+
+#include "argosy/gemm.h"
+#include "gemm/kernels.h"
+#include "gemm/packed_layout.h"
+#include "gemm/tiles.h"
+#include "platform/float_env.h"
+
+namespace argosy::gemm {
+
+// Sizes of a worker's room. Measured on Zen 4 (L2 1 MiB): docs/perf/gemm.md.
+struct BackwardLimits {
+  int64_t tile_rows = 0;     // in whole row blocks
+  int64_t chunk_blocks = 0;  // of 32 of the contraction: the tile's rows stay in L2
+  int64_t at_once = 0;       // panels whose sums rest while chunks go by
+  int64_t value_stride =
+      0;  // bytes of a row that is not staged; a line more, for rows 4 KiB apart share an L1 set
+
+  // Bytes from the room's start, in this order; all multiples of 64.
+  int64_t staged = 0, panel = 0, products = 0, total = 0;  // the values come first
+};
+// `max_blocks`: of the longest contraction. `needs_values`: rows are put together before they are staged.
+BackwardLimits backward_limits(const Dot& dot, DType rows, DType panels, int64_t max_blocks,
+                               bool needs_values);
+
+// A tile's rows as its Dot reads them, one chunk of the contraction at a time.
+struct TileRows {
+  const Dot* dot = nullptr;
+  int64_t element = 0;  // bytes
+  int64_t count = 0;
+  int64_t num_row_blocks = 0;
+  int64_t chunk_blocks = 0;  // of the chunk they hold
+  int64_t value_stride = 0;
+  std::byte* values = nullptr;  // [count][chunk], row-major; unused by kernels that stage
+  std::byte* staged = nullptr;
+
+  Part row_block(int64_t at) const { return part_of(count, num_row_blocks, at); }
+  const std::byte* rows_of(const Part& block) const {
+    if (dot->stage == nullptr) return values + block.first * value_stride;
+    return staged + block.first * chunk_blocks * dot->staged_bytes;
+  }
+
+  // Elements [0, k) of all rows as the chunk's blocks from `first_block` on; zeros fill the last. `from` may be
+  // `values` itself, if what follows k there is zero.
+  void put(int64_t first_block, int64_t k, const std::byte* from, int64_t stride) const;
+};
+
+// A worker's room, carved.
+struct BackwardRoom {
+  TileRows rows;  // without a tile
+  std::byte* panel = nullptr;
+  float* products = nullptr;
+};
+
+template <typename Source>
+class BackwardProduct {
+ public:
+  BackwardProduct(const Source& source, const Dot& dot, const BackwardLimits& limits)
+      : source_(source), dot_(dot), limits_(limits) {}
+
+  void run_tile(const Tile& tile, std::byte* room) const {
+    TileRows rows;
+    rows.dot = &dot_.for_rows(tile.rows.count);
+    rows.element = source_.row_element();
+    rows.count = tile.rows.count;
+    rows.num_row_blocks = ceil_div(rows.count, rows.dot->row_block);
+    rows.value_stride = limits_.value_stride;
+    rows.values = room;
+    rows.staged = room + limits_.staged;
+    auto* const products = reinterpret_cast<float*>(room + limits_.products);
+    const int64_t num_blocks = source_.num_blocks(tile.group);
+    const bool one_chunk = num_blocks <= limits_.chunk_blocks;
+    if (one_chunk && num_blocks > 0) load(tile, {0, num_blocks}, &rows);
+    // A single chunk's rows stay: panels are stored at once, but for few rows, whose floating-point environment would
+    // else change too often.
+    const int64_t fitting = limits_.tile_rows / rows.count;
+    const int64_t at_once =
+        one_chunk ? std::clamp<int64_t>(fitting, 1, limits_.at_once) : limits_.at_once;
+    for (int64_t done = 0; done < tile.panels.count; done += at_once) {
+      const Part panels{tile.panels.first + done, std::min(at_once, tile.panels.count - done)};
+      multiply(tile, panels, num_blocks, room + limits_.panel, &rows, products);
+      const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+      for (int64_t i = 0; i < panels.count; ++i) {
+        source_.store(tile, panels.first + i, products + i * rows.count * kPanelColumns);
+      }
+    }
+  }
+
+ private:
+  void load(const Tile& tile, const Part& blocks, TileRows* rows) const {
+    rows->chunk_blocks = blocks.count;
+    source_.load(tile, blocks, *rows);
+  }
+
+  // The finished sums of some panels.
+  void multiply(const Tile& tile, const Part& panels, int64_t num_blocks, std::byte* panel_room,
+                TileRows* rows, float* products) const {
+    const int64_t panel_floats = rows->count * kPanelColumns;
+    if (num_blocks == 0) {
+      std::fill_n(products, panels.count * panel_floats, 0.0f);
+      return;
+    }
+    const platform::ScopedFloatEnv env(platform::Denormals::kFlush);
+    const int64_t num_chunks = ceil_div(num_blocks, limits_.chunk_blocks);
+    for (int64_t at = 0; at < num_chunks; ++at) {
+      const Part blocks = part_of(num_blocks, num_chunks, at);
+      if (num_chunks > 1) load(tile, blocks, rows);
+      for (int64_t i = 0; i < panels.count; ++i) {
+        const int64_t panel = panels.first + i;
+        const std::byte* weights = source_.panel(tile, panel, blocks, panel_room);
+        multiply_panel(tile, panel, weights, at > 0, *rows, products + i * panel_floats);
+      }
+    }
+  }
+
+  void multiply_panel(const Tile& tile, int64_t panel, const std::byte* weights, bool resumes,
+                      const TileRows& rows, float* products) const {
+    for (int64_t at = 0; at < rows.num_row_blocks; ++at) {
+      const Part block = rows.row_block(at);
+      for (int64_t r = block.first; r < block.first + block.count; ++r) {
+        source_.fetch_output(tile, panel, r);
+      }
+      rows.dot->run({
+          .rows = rows.rows_of(block),
+          .row_stride_bytes = rows.value_stride,
+          .num_rows = block.count,
+          .k = rows.chunk_blocks * kBlockK,
+          .panel = weights,
+          .scratch = products + block.first * kPanelColumns,
+          .resumes = resumes,
+      });
+    }
+  }
+
+  const Source& source_;
+  const Dot& dot_;
+  const BackwardLimits& limits_;
+};
+
+// `sizes`: rows of each group's products; `num_panels`: of their columns.
+template <typename Source>
+Status run_backward(const GemmOptions& options, const Source& source, const Dot& dot,
+                    const BackwardLimits& limits, std::span<const int64_t> sizes,
+                    int64_t num_panels) {
+  constexpr int64_t kTasksPerThread = 16;
+  const int64_t threads = options.pool == nullptr ? 1 : options.pool->num_threads();
+  const Tiles tiles(sizes, {.tile_rows = limits.tile_rows,
+                            .num_panels = num_panels,
+                            .num_threads = threads,
+                            .tasks_per_thread = kTasksPerThread});
+  const int64_t workers = std::min(threads, tiles.num_tasks());
+  thread_local AlignedBuffer rooms;  // kept, so that a steady state does not allocate
+  ARGOSY_RETURN_IF_ERROR(rooms.reserve(workers * limits.total));
+  std::byte* const all_rooms = rooms.data();
+  std::atomic<int64_t> next_task{0};
+  const BackwardProduct<Source> product(source, dot, limits);
+  // Relaxed: the counter only hands out numbers; parallel_for publishes the rest.
+  const auto work = [&](int64_t worker, int) {
+    Tiles::Cursor cursor;
+    for (int64_t task = next_task.fetch_add(1, std::memory_order_relaxed); task < tiles.num_tasks();
+         task = next_task.fetch_add(1, std::memory_order_relaxed)) {
+      product.run_tile(tiles.at(task, &cursor), all_rooms + worker * limits.total);
+    }
+  };
+  if (workers <= 1) {
+    work(0, 0);
+  } else {
+    options.pool->parallel_for(workers, work);
+  }
+  return {};
+}
+
+}  // namespace argosy::gemm

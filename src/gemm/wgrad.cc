@@ -1,0 +1,259 @@
+// Gradients of weights and biases. The rows of the product are the columns of d_y, the contraction is over a group's
+// rows: a tile of d_y is transposed once, and 32 columns of x at a time become a panel of pairs of rows. Test:
+// tests/gemm/wgrad_test.cc.
+#include <vector>
+
+#include "argosy/gemm_backward.h"
+#include "base/error.h"
+#include "gemm/backward_dot.h"
+#include "gemm/backward_driver.h"
+#include "gemm/backward_moves.h"
+#include "gemm/backward_reference.h"
+#include "gemm/check_arguments.h"
+#include "gemm/gradient_store.h"
+
+namespace argosy {
+namespace gemm {
+namespace {
+
+class WgradSource {
+ public:
+  WgradSource(const GemmOptions& options, const RaggedRows& d_y, const ConstTensorView& x,
+              const WeightGradientOptions& gradient, const TensorView& out)
+      : moves_(moves_for(options.level)),
+        d_y_(d_y),
+        x_(x),
+        gradient_(gradient),
+        out_(out),
+        store_(gradient_stores_for(options.level)
+                   .of[out.dtype == DType::kF32 ? 1 : 0][gradient.accumulate ? 1 : 0]) {}
+
+  int64_t num_blocks(int64_t group) const { return ceil_div(size_of_group(group), kBlockK); }
+  int64_t row_element() const { return size_of(x_.dtype); }
+
+  void load(const Tile& tile, const Part& blocks, const TileRows& rows) const {
+    for (int64_t i = 0; i < blocks.count; ++i) {
+      for (int64_t n = 0; n < tile.rows.count; n += kPanelColumns) {
+        const MatrixBlock from = block_of(d_y_.rows, tile.group, blocks.first + i,
+                                          tile.rows.first + n, tile.rows.count - n);
+        transpose_rows(moves_, x_.dtype, from,
+                       rows.values + n * rows.value_stride + i * kBlockK * row_element(),
+                       rows.value_stride);
+      }
+    }
+    rows.put(0, blocks.count * kBlockK, rows.values, rows.value_stride);
+  }
+
+  const std::byte* panel(const Tile& tile, int64_t panel, const Part& blocks,
+                         std::byte* room) const {
+    const int64_t block_bytes = kBlockK * kPanelColumns * row_element();
+    const int64_t column = panel * kPanelColumns;
+    for (int64_t i = 0; i < blocks.count; ++i) {
+      pack_rows(moves_, x_.dtype,
+                block_of(x_, tile.group, blocks.first + i, column, x_.dim(1) - column),
+                room + i * block_bytes);
+    }
+    return room;
+  }
+
+  void fetch_output(const Tile& tile, int64_t panel, int64_t row) const {
+    const std::byte* to = output(tile, panel) + row * row_stride_bytes();
+    __builtin_prefetch(to, 1, 3);
+    if (out_.dtype == DType::kF32) __builtin_prefetch(to + 64, 1, 3);
+  }
+
+  void store(const Tile& tile, int64_t panel, const float* products) const {
+    const auto group = static_cast<size_t>(tile.group);
+    // Masking selects: a group without rows has no alpha.
+    const bool has_alpha = !gradient_.alpha.empty() && d_y_.sizes[group] > 0;
+    store_({.sums = products,
+            .num_rows = tile.rows.count,
+            .num_columns = std::min(kPanelColumns, x_.dim(1) - panel * kPanelColumns),
+            .out = output(tile, panel),
+            .row_stride_bytes = row_stride_bytes(),
+            .alpha = has_alpha ? gradient_.alpha[group] : 1.0f});
+  }
+
+ private:
+  int64_t size_of_group(int64_t group) const { return d_y_.sizes[static_cast<size_t>(group)]; }
+
+  MatrixBlock block_of(const ConstTensorView& view, int64_t group, int64_t block, int64_t column,
+                       int64_t num_columns) const {
+    const int64_t row = d_y_.offsets[static_cast<size_t>(group)] + block * kBlockK;
+    return {view.row(row) + column * row_element(), view.stride(0) * row_element(),
+            std::min(kBlockK, size_of_group(group) - block * kBlockK),
+            std::min(kPanelColumns, num_columns)};
+  }
+
+  std::byte* output(const Tile& tile, int64_t panel) const {
+    return out_.row(tile.group) +
+           (tile.rows.first * out_.stride(1) + panel * kPanelColumns) * size_of(out_.dtype);
+  }
+  int64_t row_stride_bytes() const { return out_.stride(1) * size_of(out_.dtype); }
+
+  const MoveKernels& moves_;
+  const RaggedRows& d_y_;
+  const ConstTensorView& x_;
+  const WeightGradientOptions& gradient_;
+  const TensorView& out_;
+  GradientStore store_;
+};
+
+// Groups, alpha, and `out` [G, ..] of bf16 or fp32 with unit stride in its last dim.
+Status check_gradient(const RaggedRows& d_y, const WeightGradientOptions& gradient,
+                      const TensorView& out, int num_dims) {
+  if (out.num_dims != num_dims || out.dim(0) < 0 || out.dim(1) < 0) {
+    return base::invalid("out is {}, expected {} dims [groups, ..]", describe(out), num_dims);
+  }
+  if (out.dtype != DType::kBF16 && out.dtype != DType::kF32) {
+    return base::invalid("out is {}, its dtype must be BF16 or F32", describe(out));
+  }
+  ARGOSY_RETURN_IF_ERROR(check_groups(d_y.offsets, d_y.sizes, d_y.rows.dim(0), out.dim(0)));
+  if (!gradient.alpha.empty() && std::ssize(gradient.alpha) != out.dim(0)) {
+    return base::invalid("alpha has {} values for {} groups", gradient.alpha.size(), out.dim(0));
+  }
+  return {};
+}
+
+// A group's matrix of `out` is a matrix like any other; matrices may lie in any order.
+Status check_weight_gradient(const RaggedRows& d_y, const ConstTensorView& x,
+                             const TensorView& out) {
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(out.dim(0), out.stride(0), &bytes) ||
+      __builtin_mul_overflow(bytes, size_of(out.dtype), &bytes)) {
+    return base::invalid("out is {}: more than 2^63 bytes", describe(out));
+  }
+  for (int64_t g = 0; g < out.dim(0); ++g) {
+    TensorView matrix = out;
+    matrix.num_dims = 2;
+    matrix.data = out.data == nullptr ? nullptr : out.row(g);
+    for (size_t i = 0; i < 2; ++i) {
+      matrix.shape[i] = out.shape[i + 1];
+      matrix.strides[i] = out.strides[i + 1];
+    }
+    ARGOSY_RETURN_IF_ERROR(check_matrix("out", matrix, x.dim(1)));
+    ARGOSY_RETURN_IF_ERROR(check_output_rows(matrix));
+    ARGOSY_RETURN_IF_ERROR(check_apart(d_y.rows, matrix));
+    ARGOSY_RETURN_IF_ERROR(check_apart(x, matrix));
+  }
+  if (out.dim(1) != d_y.rows.dim(1)) {
+    return base::invalid("out is {}, d_y {} and x {} ask for [{}, {}, {}]", describe(out),
+                         describe(d_y.rows), describe(x), out.dim(0), d_y.rows.dim(1), x.dim(1));
+  }
+  const int64_t apart = out.stride(1) * out.dim(1);
+  if (out.dim(0) > 1 && out.dim(1) > 0 && out.stride(0) < apart && -out.stride(0) < apart) {
+    return base::invalid("out is {}: its matrices overlap", describe(out));
+  }
+  return {};
+}
+
+Status check_wgrad(const GemmOptions& options, const RaggedRows& d_y, const ConstTensorView& x,
+                   const WeightGradientOptions& gradient, const TensorView& out) {
+  if (d_y.rows.num_dims != 2 || x.num_dims != 2 || d_y.rows.dim(1) < 1 || x.dim(1) < 1) {
+    return base::invalid("d_y is {} and x {}, expected matrices with columns", describe(d_y.rows),
+                         describe(x));
+  }
+  ARGOSY_RETURN_IF_ERROR(check_matrix("d_y", d_y.rows, d_y.rows.dim(1)));
+  ARGOSY_RETURN_IF_ERROR(check_matrix("x", x, x.dim(1)));
+  if (x.dtype != d_y.rows.dtype || x.dim(0) != d_y.rows.dim(0)) {
+    return base::invalid("x is {}, d_y is {}: dtype and number of rows must be equal", describe(x),
+                         describe(d_y.rows));
+  }
+  ARGOSY_RETURN_IF_ERROR(check_dot_order(options, x.dtype));
+  ARGOSY_RETURN_IF_ERROR(check_gradient(d_y, gradient, out, 3));
+  return check_weight_gradient(d_y, x, out);
+}
+
+// The bias gradient of some columns of a group.
+struct BiasTask {
+  static constexpr int64_t kColumns = 512;  // at most; their sums stay in the L1 cache
+
+  const RaggedRows& d_y;
+  const WeightGradientOptions& gradient;
+  const TensorView& out;
+  size_t group;
+  Part columns;
+
+  // Not inlined, so that no arithmetic moves out of the caller's floating-point environment.
+  __attribute__((noinline)) void run() const {
+    const ConstTensorView& rows = d_y.rows;
+    float sums[kColumns] = {};
+    for (int64_t row = d_y.offsets[group]; row < d_y.offsets[group] + d_y.sizes[group]; ++row) {
+      const std::byte* from = rows.row(row) + columns.first * size_of(rows.dtype);
+      if (rows.dtype == DType::kF32) {
+        add(reinterpret_cast<const float*>(from), sums);
+      } else {
+        add(reinterpret_cast<const BFloat16*>(from), sums);
+      }
+    }
+    const bool has_alpha = !gradient.alpha.empty() && d_y.sizes[group] > 0;
+    const float alpha = has_alpha ? gradient.alpha[group] : 1.0f;
+    std::byte* to = out.row(static_cast<int64_t>(group)) + columns.first * size_of(out.dtype);
+    for (int64_t c = 0; c < columns.count; ++c) {
+      store_gradient(to + c * size_of(out.dtype), out.dtype, sums[c], alpha, gradient.accumulate);
+    }
+  }
+
+ private:
+  static float widened(float value) { return value; }
+  static float widened(BFloat16 value) { return value.to_float(); }
+
+  template <typename T>
+  void add(const T* values, float* sums) const {
+    for (int64_t c = 0; c < columns.count; ++c) sums[c] = sums[c] + widened(values[c]);
+  }
+};
+
+}  // namespace
+}  // namespace gemm
+
+Status grouped_wgrad(const GemmOptions& options, const RaggedRows& d_y, const ConstTensorView& x,
+                     const WeightGradientOptions& gradient, const TensorView& out) {
+  ARGOSY_ASSIGN_OR_RETURN(const gemm::KernelTable* table, gemm::kernels_for(options.level));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_wgrad(options, d_y, x, gradient, out));
+  if (options.level == Level::kReference) {
+    gemm::reference_wgrad(options, d_y, x, gradient, out);
+    return {};
+  }
+  // Rows of each group's product. Kept, so that a steady state does not allocate.
+  thread_local std::vector<int64_t> product_rows;
+  product_rows.assign(d_y.sizes.size(), out.dim(1));
+  int64_t max_size = 0;
+  for (size_t g = 0; g < product_rows.size(); ++g) {
+    max_size = std::max(max_size, d_y.sizes[g]);
+    if (d_y.sizes[g] == 0 && gradient.accumulate) product_rows[g] = 0;
+  }
+  const gemm::WgradSource source(options, d_y, x, gradient, out);
+  const gemm::Dot& dot = gemm::backward_dot(*table, x.dtype, x.dtype, options.dot_order);
+  const gemm::BackwardLimits limits =
+      gemm::backward_limits(dot, x.dtype, x.dtype, gemm::ceil_div(max_size, gemm::kBlockK), true);
+  return gemm::run_backward(options, source, dot, limits, product_rows,
+                            gemm::ceil_div(x.dim(1), gemm::kPanelColumns));
+}
+
+Status grouped_bias_gradient(const GemmOptions& options, const RaggedRows& d_y,
+                             const WeightGradientOptions& gradient, const TensorView& out) {
+  ARGOSY_RETURN_IF_ERROR(gemm::kernels_for(options.level).error());
+  ARGOSY_RETURN_IF_ERROR(gemm::check_matrix("d_y", d_y.rows, d_y.rows.dim(1)));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_gradient(d_y, gradient, out, 2));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_matrix("out", out, d_y.rows.dim(1)));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_output_rows(out));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_apart(d_y.rows, out));
+  const int64_t chunks = gemm::ceil_div(out.dim(1), gemm::BiasTask::kColumns);
+  const auto sum = [&](int64_t task, int) {
+    const auto group = static_cast<size_t>(task / chunks);
+    if (d_y.sizes[group] == 0 && gradient.accumulate) return;
+    const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+    gemm::BiasTask{d_y, gradient, out, group, gemm::part_of(out.dim(1), chunks, task % chunks)}
+        .run();
+  };
+  const int64_t num_tasks = chunks * out.dim(0);
+  if (options.pool != nullptr && num_tasks > 1) {
+    options.pool->parallel_for(num_tasks, sum);
+    return {};
+  }
+  for (int64_t task = 0; task < num_tasks; ++task) sum(task, 0);
+  return {};
+}
+
+}  // namespace argosy

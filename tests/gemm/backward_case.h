@@ -1,0 +1,146 @@
+// Matrices and groups for tests of the backward: rows that no operation may touch hold a NaN pattern.
+#pragma once
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "argosy/gemm_backward.h"
+#include "gemm/gemm_case.h"
+#include "numeric/dot.h"
+#include "support/float_cases.h"
+
+namespace argosy::testing {
+
+// [rows, cols] of bf16 or fp32 in an exact heap block with `padding` elements after each row, all poisoned.
+class TestMatrix {
+ public:
+  TestMatrix(DType dtype, int64_t rows, int64_t cols, int64_t padding = 0)
+      : dtype_(dtype),
+        rows_(rows),
+        cols_(cols),
+        stride_(cols + padding),
+        bytes_(static_cast<size_t>(rows * stride_ * size_of(dtype)), std::byte{kPoison}) {}
+
+  float get(int64_t row, int64_t col) const {
+    return GemmCase::load(bytes_.data() + (row * stride_ + col) * size_of(dtype_), dtype_);
+  }
+  void set(int64_t row, int64_t col, float value) {
+    GemmCase::store(bytes_.data() + (row * stride_ + col) * size_of(dtype_), dtype_, value);
+  }
+  void set_bits(int64_t row, int64_t col, uint32_t bits) {
+    std::byte* to = bytes_.data() + (row * stride_ + col) * size_of(dtype_);
+    const auto half = static_cast<uint16_t>(bits >> 16);
+    if (dtype_ == DType::kF32) {
+      std::memcpy(to, &bits, 4);
+    } else {
+      std::memcpy(to, &half, 2);
+    }
+  }
+  void fill(std::mt19937& rng, Values values, int64_t first, int64_t count) {
+    for (int64_t r = first; r < first + count; ++r) {
+      for (int64_t c = 0; c < cols_; ++c) set_bits(r, c, random_bits(rng, values));
+    }
+  }
+
+  TensorView view() { return with_stride(TensorView(bytes_.data(), dtype_, {rows_, cols_})); }
+  ConstTensorView view() const {
+    return with_stride(ConstTensorView(bytes_.data(), dtype_, {rows_, cols_}));
+  }
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+  DType dtype() const { return dtype_; }
+
+ private:
+  template <typename View>
+  View with_stride(View view) const {
+    view.strides[0] = stride_;
+    return view;
+  }
+
+  DType dtype_;
+  int64_t rows_, cols_, stride_;
+  std::vector<std::byte> bytes_;
+};
+
+// Groups with unused rows between and after them.
+struct TestGroups {
+  std::vector<int64_t> sizes, offsets;
+  int64_t num_rows = 0;
+
+  TestGroups(std::mt19937& rng, std::vector<int64_t> group_sizes) : sizes(std::move(group_sizes)) {
+    for (const int64_t size : sizes) {
+      num_rows += below(rng, 3);
+      offsets.push_back(num_rows);
+      num_rows += size;
+    }
+    num_rows += below(rng, 3);
+  }
+
+  TestMatrix random_rows(std::mt19937& rng, Values values, DType dtype, int64_t cols) const {
+    TestMatrix matrix(dtype, num_rows, cols, below(rng, 3));
+    for (size_t g = 0; g < sizes.size(); ++g) matrix.fill(rng, values, offsets[g], sizes[g]);
+    return matrix;
+  }
+
+  template <typename Body>
+  void for_each_row(Body body) const {
+    for (size_t g = 0; g < sizes.size(); ++g) {
+      for (int64_t row = offsets[g]; row < offsets[g] + sizes[g]; ++row) body(g, row);
+    }
+  }
+};
+
+// The canonical product of two sequences of one dtype's values; `w` may be fp32 where `x` is.
+inline float twin_dot(DType dtype, DotOrder order, const std::vector<float>& x,
+                      const std::vector<float>& w) {
+  if (dtype == DType::kF32) return numeric::dot_f32(x, std::span<const float>(w));
+  std::vector<BFloat16> x16(x.size()), w16(w.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    x16[i].bits = static_cast<uint16_t>(bits_of(x[i]) >> 16);
+    w16[i].bits = static_cast<uint16_t>(bits_of(w[i]) >> 16);
+  }
+  return order == DotOrder::kAmx ? numeric::dot_amx(x16, w16) : numeric::dot_vdpbf16(x16, w16);
+}
+
+// Dtype of rows, of weights, order.
+struct Arithmetic {
+  DType rows = DType::kBF16;
+  DType weights = DType::kBF16;
+  DotOrder order = DotOrder::kVdpbf16;
+
+  std::string text() const {
+    return fmt::format("rows {} weights {} order {}", argosy::name_of(rows),
+                       argosy::name_of(weights), argosy::name_of(order));
+  }
+};
+inline constexpr Arithmetic kArithmetics[] = {
+    {DType::kBF16, DType::kBF16, DotOrder::kVdpbf16},
+    {DType::kBF16, DType::kBF16, DotOrder::kAmx},
+    {DType::kF32, DType::kBF16, DotOrder::kVdpbf16},
+    {DType::kF32, DType::kF32, DotOrder::kVdpbf16},
+};
+
+inline std::unique_ptr<ThreadPool> pool_of(int threads) {
+  Result<std::unique_ptr<ThreadPool>> pool = ThreadPool::create(threads);
+  EXPECT_TRUE(pool.has_value());
+  return std::move(pool).value();
+}
+
+// A call's error: its code, and words its message must hold.
+inline void expect_error(const Status& status, StatusCode code,
+                         const std::vector<std::string>& words) {
+  EXPECT_EQ(status.code(), code) << status.to_string();
+  for (const std::string& word : words) {
+    EXPECT_NE(status.message().find(word), std::string::npos)
+        << "\"" << word << "\" is not in: " << status.message();
+  }
+}
+
+}  // namespace argosy::testing
