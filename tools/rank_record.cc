@@ -68,6 +68,14 @@ struct Scalars {
   StageTimes seconds;
 };
 
+template <typename Field, typename Gradients>
+bool each_gradient(Field& field, Gradients& g) {
+  return field(g.gate) && field(g.gate_bias) && field(g.expert_gate) && field(g.expert_up) &&
+         field(g.expert_down) && field(g.expert_gate_bias) && field(g.expert_up_bias) &&
+         field(g.expert_down_bias) && field(g.shared_gate) && field(g.shared_up) &&
+         field(g.shared_down) && field(g.shared_scale);
+}
+
 // The one list of fields, for both directions.
 template <typename Field, typename Record>
 bool each_field(Field& field, Record& record, std::vector<Scalars>& scalars) {
@@ -75,7 +83,8 @@ bool each_field(Field& field, Record& record, std::vector<Scalars>& scalars) {
          field(record.report.rows_per_rank) && field(record.report.sent_rows) &&
          field(record.report.sent_rows_dedup) && field(record.report.spans) &&
          field(record.seconds) && field(record.output) && field(record.topk_idx) &&
-         field(record.topk_weights) && field(record.pinned_cpus) && field(record.waits);
+         field(record.topk_weights) && field(record.pinned_cpus) && field(record.waits) &&
+         field(record.d_hidden) && each_gradient(field, record.gradients);
 }
 
 }  // namespace

@@ -31,6 +31,14 @@ struct PeerWait {
   int64_t max_ns = 0;
 };
 
+// fp32, as MoeGradients has them.
+struct RankGradients {
+  std::vector<float> gate, gate_bias;
+  std::vector<float> expert_gate, expert_up, expert_down;
+  std::vector<float> expert_gate_bias, expert_up_bias, expert_down_bias;
+  std::vector<float> shared_gate, shared_up, shared_down, shared_scale;
+};
+
 struct RankRecord {
   int64_t weight_bytes_read = 0;
   WeightBytes weight_bytes;
@@ -42,6 +50,9 @@ struct RankRecord {
   std::vector<int32_t> pinned_cpus;  // Group::pinned_cpus()
   int64_t latency_tokens = 0;        // MoeLayer::latency_tokens()
   std::vector<PeerWait> waits;       // peers that were waited for
+  // Of a backward run; else empty. The rank's own experts and tokens; what all ranks hold: of rank 0.
+  std::vector<std::byte> d_hidden;
+  RankGradients gradients;
 };
 
 std::vector<std::byte> to_bytes(const RankRecord& record);

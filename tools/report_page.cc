@@ -271,6 +271,21 @@ std::string waits(const RunReport& report) {
   return section("Mode and waits", text, lines.size() == 1 ? "" : scrolling(table(lines, false)));
 }
 
+std::string short_number(double value) { return fmt::format("{:.3g}", value); }
+
+// --- gradients ---
+
+std::string gradients(const RunReport& report) {
+  if (report.gradients.empty()) return "";
+  Lines lines = {{"", "largest error", "largest error / peak"}};
+  for (const GradientError& gradient : report.gradients) {
+    lines.push_back({gradient.name, short_number(gradient.error.max_abs),
+                     short_number(gradient.error.relative())});
+  }
+  return section("Gradients", "Against the file of --compare-grads.",
+                 scrolling(table(lines, false)));
+}
+
 // --- pinning ---
 
 std::string cores(const RunReport& report) {
@@ -304,8 +319,6 @@ std::string check_table(const std::vector<CheckLine>& lines) {
   }
   return html + "</table>\n";
 }
-
-std::string short_number(double value) { return fmt::format("{:.3g}", value); }
 
 void add_reference_lines(const RunReport& report, std::vector<CheckLine>* lines) {
   const CheckResult& check = *report.check;
@@ -365,7 +378,7 @@ std::string report_page(const RunReport& report) {
   return page(title, head(report),
               checks(report) + load_sections(report.rows_per_expert, report.rows_per_rank) +
                   traffic(report) + time_line(report) + stages(report) + floors(report) +
-                  waits(report) + cores(report));
+                  gradients(report) + waits(report) + cores(report));
 }
 
 }  // namespace argosy::tools

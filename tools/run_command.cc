@@ -32,6 +32,7 @@
 #include "tools/pinning_text.h"
 #include "tools/progress.h"
 #include "tools/report_page.h"
+#include "tools/run_gradients.h"
 #include "tools/run_options.h"
 #include "tools/run_ranks.h"
 #include "tools/run_report.h"
@@ -57,12 +58,15 @@ Status check_targets(const RunOptions& options) {
   if (!options.record_routing.empty()) {
     ARGOSY_RETURN_IF_ERROR(to_bytes(RouterTrace(), options.record_routing).error());
   }
-  const std::array<OptionFile, 5> targets = {{{"--output", options.output},
+  const std::array<OptionFile, 6> targets = {{{"--output", options.output},
+                                              {"--grads", options.grads},
                                               {"--json", json_is_file(options) ? options.json : ""},
                                               {"--report", options.report},
                                               {"--trace", options.trace},
                                               {"--record-routing", options.record_routing}}};
-  const std::array<OptionFile, 3> inputs = {{file_of("--input", options.input),
+  const std::array<OptionFile, 5> inputs = {{file_of("--input", options.input),
+                                             file_of("--grad-output", options.grad_output),
+                                             {"--compare-grads", options.compare_grads},
                                              file_of("--compare", options.compare),
                                              {"--router", options.router}}};
   return check_targets(targets, inputs, options.model);
@@ -106,6 +110,7 @@ Result<RunRanksOptions> ranks_options(const RunOptions& options) {
   ARGOSY_ASSIGN_OR_RETURN(ranks.payload, parse_payload(options.payload));
   ranks.max_tokens = options.max_tokens;
   ranks.chunk = options.chunk;
+  ranks.backward = options.backward;
   ranks.repeat = options.repeat;
   ranks.simulate = options.simulate;
   return ranks;
@@ -114,6 +119,7 @@ Result<RunRanksOptions> ranks_options(const RunOptions& options) {
 struct Inputs {
   ModelConfig config;
   Tensor hidden;
+  Tensor d_output;  // with --backward
   std::optional<Captures> captures;
   SharedTensors shared;  // of the layer
 };
@@ -126,8 +132,19 @@ Result<Inputs> read_inputs(const RunOptions& options, int rank) {
   inputs.config = checkpoint.config();
   ARGOSY_ASSIGN_OR_RETURN(inputs.shared, checkpoint.read_shared(options.layer));
   ARGOSY_ASSIGN_OR_RETURN(inputs.hidden, read_tensor_argument(options.input));
+  if (!options.dtype.empty()) {
+    const DType dtype = options.dtype == "bf16" ? DType::kBF16 : DType::kF32;
+    ARGOSY_ASSIGN_OR_RETURN(inputs.hidden, converted("--input", std::move(inputs.hidden), dtype));
+  }
   const ConstTensorView hidden = std::as_const(inputs.hidden).view();
   ARGOSY_RETURN_IF_ERROR(expect_float_tensor("--input", hidden, {-1, inputs.config.hidden}));
+  if (options.backward) {
+    ARGOSY_ASSIGN_OR_RETURN(Tensor d_output, read_tensor_argument(options.grad_output));
+    ARGOSY_ASSIGN_OR_RETURN(inputs.d_output,
+                            converted("--grad-output", std::move(d_output), hidden.dtype));
+    ARGOSY_RETURN_IF_ERROR(expect_float_tensor("--grad-output", inputs.d_output.view(),
+                                               {hidden.dim(0), hidden.dim(1)}));
+  }
   if (!options.compare.empty() && rank == 0) {
     ARGOSY_ASSIGN_OR_RETURN(inputs.captures,
                             read_captures(options.compare, inputs.config, hidden.dim(0)));
@@ -239,7 +256,14 @@ void add_floors(const Inputs& inputs, const RanksResult& result, RunReport* repo
   }
 }
 
-// Adds the results of --check and --compare.
+Result<std::vector<OwnedTensor>> gradients_of(const RunOptions& options,
+                                              const RanksResult& result) {
+  ARGOSY_ASSIGN_OR_RETURN(const CheckpointOptions how, checkpoint_options(options));
+  ARGOSY_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model, how));
+  return gradient_tensors(checkpoint, options.layer, result);
+}
+
+// Adds the results of --check, --compare and --compare-grads.
 Status judge(const RunOptions& options, const Inputs& inputs, const RanksResult& result,
              Progress& progress, RunReport* report) {
   const ConstTensorView output = result.output.view();
@@ -259,6 +283,10 @@ Status judge(const RunOptions& options, const Inputs& inputs, const RanksResult&
                             router_logits(inputs.shared, inputs.hidden.view()));
     report->compare = compare(*inputs.captures, inputs.config.router, inputs.shared.selection_bias,
                               logits, output, topk_idx, result.topk_weights.view());
+  }
+  if (!options.compare_grads.empty()) {
+    ARGOSY_ASSIGN_OR_RETURN(const std::vector<OwnedTensor> tensors, gradients_of(options, result));
+    ARGOSY_ASSIGN_OR_RETURN(report->gradients, compare_gradients(tensors, options.compare_grads));
   }
   return Status();
 }
@@ -289,6 +317,12 @@ Status write_results(const RunOptions& options, const RanksResult& result,
                                                  {"topk_idx", result.topk_idx.view()},
                                                  {"topk_weights", result.topk_weights.view()}}};
     ARGOSY_RETURN_IF_ERROR(files.add_safetensors(options.output, tensors));
+  }
+  if (!options.grads.empty()) {
+    ARGOSY_ASSIGN_OR_RETURN(const std::vector<OwnedTensor> owned, gradients_of(options, result));
+    std::vector<NamedTensor> tensors;
+    for (const OwnedTensor& one : owned) tensors.push_back({one.name, one.tensor.view()});
+    ARGOSY_RETURN_IF_ERROR(files.add_safetensors(options.grads, tensors));
   }
   if (json_is_file(options)) ARGOSY_RETURN_IF_ERROR(files.add_text(options.json, json));
   if (!options.report.empty()) {
@@ -322,7 +356,9 @@ int print_failures(const RunReport& report) {
   return failures.empty() ? kExitOk : kExitCheckFailed;
 }
 
-RankInput rank_input(const Inputs& inputs) { return {&inputs.config, inputs.hidden.view()}; }
+RankInput rank_input(const Inputs& inputs) {
+  return {&inputs.config, inputs.hidden.view(), inputs.d_output.view()};
+}
 
 Result<RunReport> run_threads_and_write(const RunOptions& options, Progress& progress) {
   ARGOSY_RETURN_IF_ERROR(check_targets(options));

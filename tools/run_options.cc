@@ -93,6 +93,24 @@ void add_layer_options(CLI::App& command, RunOptions& options) {
   command.add_flag("--chunk", options.chunk,
                    "Latency mode: bring more than --max-tokens tokens in several calls");
   command
+      .add_option("--dtype", options.dtype,
+                  "Convert the input to this dtype before the run (default: as the file has it)")
+      ->type_name("fp32|bf16")
+      ->check(one_of({"fp32", "bf16"}));
+  CLI::Option* const backward =
+      command.add_flag("--backward", options.backward,
+                       "Run the layer backward too, for the output's gradient of --grad-output");
+  CLI::Option* const grad_output =
+      command
+          .add_option(
+              "--grad-output", options.grad_output,
+              "Gradient of the output [tokens, hidden], fp32 or bf16; rounded to the input's "
+              "dtype")
+          ->type_name("FILE:TENSOR")
+          ->check(file_and("TENSOR"))
+          ->needs(backward);
+  backward->needs(grad_output);
+  command
       .add_option("--timeout", options.timeout_seconds,
                   "Seconds to wait for other ranks, at start and in every step; fractions are fine "
                   "(default: 60 and 30)")
@@ -142,6 +160,21 @@ void add_result_options(CLI::App& command, RunOptions& options) {
                   "Write output, topk_idx and topk_weights to this safetensors file")
       ->type_name("FILE")
       ->check(not_empty());
+  CLI::Option* const backward = command.get_option("--backward");
+  command
+      .add_option("--grads", options.grads,
+                  "Write d.hidden and the gradients of the layer's tensors, d. and their names, to "
+                  "this safetensors file")
+      ->type_name("FILE")
+      ->check(not_empty())
+      ->needs(backward);
+  command
+      .add_option(
+          "--compare-grads", options.compare_grads,
+          "Hold every gradient against the tensor of the same name in this safetensors file")
+      ->type_name("FILE")
+      ->check(not_empty())
+      ->needs(backward);
   command
       .add_option("--json", options.json, "Write JSON to this file; - is stdout, without the table")
       ->type_name("FILE|-")

@@ -37,6 +37,11 @@ struct RunOptions {
   std::string payload = "bf16";
   std::optional<int64_t> max_tokens;
   bool chunk = false;
+  std::string dtype;
+  bool backward = false;
+  std::string grad_output;
+  std::string grads;
+  std::string compare_grads;
   std::string simulate;
 };
 

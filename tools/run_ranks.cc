@@ -136,6 +136,52 @@ void add_waits(const ExchangeStats* stats, std::vector<PeerWait>* waits) {
   }
 }
 
+// Gradients of the layer for this rank's share, into the record.
+Status run_backward(MoeLayer& layer, const MoeTape& tape, const RankInput& input,
+                    const ConstTensorView& hidden, int64_t first, const Group& group,
+                    RankRecord* record) {
+  const ModelConfig& config = *input.config;
+  const int64_t num_experts = config.router.num_experts, h = config.hidden;
+  const int64_t f = config.intermediate, fs = config.shared_intermediate;
+  const int64_t num_local = Placement{num_experts, group.num_ranks(), 0}.num_local(group.rank());
+  const bool is_root = group.rank() == 0;
+  RankGradients& g = record->gradients;
+  MoeGradients gradients;
+  const auto view = [](std::vector<float>& values, std::initializer_list<int64_t> dims) {
+    TensorView made(nullptr, DType::kF32, dims);
+    values.assign(static_cast<size_t>(made.num_elements()), 0.0f);
+    made.data = reinterpret_cast<std::byte*>(values.data());
+    return made;
+  };
+  record->d_hidden.resize(static_cast<size_t>(hidden.dim(0) * h * size_of(hidden.dtype)));
+  gradients.d_hidden = TensorView(record->d_hidden.data(), hidden.dtype, {hidden.dim(0), h});
+  gradients.d_gate = view(g.gate, {num_experts, h});
+  if (config.gate_bias) gradients.d_gate_bias = view(g.gate_bias, {num_experts});
+  gradients.d_expert_gate = view(g.expert_gate, {num_local, f, h});
+  gradients.d_expert_up = view(g.expert_up, {num_local, f, h});
+  gradients.d_expert_down = view(g.expert_down, {num_local, h, f});
+  if (config.expert_bias) {
+    gradients.d_expert_gate_bias = view(g.expert_gate_bias, {num_local, f});
+    gradients.d_expert_up_bias = view(g.expert_up_bias, {num_local, f});
+    gradients.d_expert_down_bias = view(g.expert_down_bias, {num_local, h});
+  }
+  if (fs > 0) {
+    gradients.d_shared_gate = view(g.shared_gate, {fs, h});
+    gradients.d_shared_up = view(g.shared_up, {fs, h});
+    gradients.d_shared_down = view(g.shared_down, {h, fs});
+    if (config.shared_gate) gradients.d_shared_scale = view(g.shared_scale, {1, h});
+  }
+  ARGOSY_RETURN_IF_ERROR(
+      layer.backward(tape, hidden, input.d_output.rows(first, hidden.dim(0)), {}, gradients));
+  if (is_root) return {};
+  // The same on every rank: sent once.
+  for (std::vector<float>* const same :
+       {&g.gate, &g.gate_bias, &g.shared_gate, &g.shared_up, &g.shared_down, &g.shared_scale}) {
+    same->clear();
+  }
+  return {};
+}
+
 Result<RankRecord> run_layer(const RunRanksOptions& options, const RankInput& input,
                              LoadedWeights loaded, Group& group, Progress& progress) {
   const int64_t num_tokens = input.hidden.dim(0);
@@ -150,6 +196,7 @@ Result<RankRecord> run_layer(const RunRanksOptions& options, const RankInput& in
   moe.payload = options.payload;
   moe.max_tokens = max_tokens_of(options, input);
   moe.chunk = options.chunk;
+  moe.training = options.backward;
   const WeightBytes weight_bytes = weight_bytes_of(loaded.weights);
   ARGOSY_ASSIGN_OR_RETURN(
       const std::unique_ptr<MoeLayer> layer,
@@ -161,9 +208,16 @@ Result<RankRecord> run_layer(const RunRanksOptions& options, const RankInput& in
   record.weight_bytes = weight_bytes;
   record.pinned_cpus.assign(group.pinned_cpus().begin(), group.pinned_cpus().end());
   record.seconds.resize(static_cast<size_t>(options.repeat));  // all memory before the first run
+  const ConstTensorView hidden = input.hidden.rows(first, count);
+  MoeTape tape;
   for (int64_t i = 0; i < options.repeat; ++i) {
     ARGOSY_RETURN_IF_ERROR(
-        layer->forward(input.hidden.rows(first, count), nullptr, output.view(), &record.report));
+        options.backward
+            ? layer->forward_train(hidden, nullptr, output.view(), &tape, &record.report)
+            : layer->forward(hidden, nullptr, output.view(), &record.report));
+    if (options.backward) {
+      ARGOSY_RETURN_IF_ERROR(run_backward(*layer, tape, input, hidden, first, group, &record));
+    }
     record.seconds[static_cast<size_t>(i)] = record.report.seconds;
     if (group.rank() == 0) progress.step();
   }
@@ -201,6 +255,23 @@ Status place_rows(std::span<const std::byte> rows, int64_t first_row, int64_t nu
 
 void add_to(const std::vector<int64_t>& more, std::vector<int64_t>* sums) {
   for (size_t i = 0; i < std::min(more.size(), sums->size()); ++i) (*sums)[i] += more[i];
+}
+
+// Experts of all ranks one after the other; what all hold from rank 0.
+void add_gradients(const RankGradients& one, int rank, RankGradients* all) {
+  if (rank == 0) {
+    *all = one;
+    return;
+  }
+  const auto append = [](const std::vector<float>& more, std::vector<float>* to) {
+    to->insert(to->end(), more.begin(), more.end());
+  };
+  append(one.expert_gate, &all->expert_gate);
+  append(one.expert_up, &all->expert_up);
+  append(one.expert_down, &all->expert_down);
+  append(one.expert_gate_bias, &all->expert_gate_bias);
+  append(one.expert_up_bias, &all->expert_up_bias);
+  append(one.expert_down_bias, &all->expert_down_bias);
 }
 
 Status add_record(const RunRanksOptions& options, RankRecord record, int rank,
@@ -241,6 +312,10 @@ Status add_record(const RunRanksOptions& options, RankRecord record, int rank,
     add_to(record.report.rows_per_expert, &result->rows_per_expert);
     add_to(record.report.rows_per_rank, &result->rows_per_rank);
   }
+  if (options.backward) {
+    ARGOSY_RETURN_IF_ERROR(place_rows(record.d_hidden, first, count, rank, &result->d_hidden));
+    add_gradients(record.gradients, rank, &result->gradients);
+  }
   result->waits.push_back(std::move(record.waits));
   result->reports.push_back(std::move(record.report));
   return Status();
@@ -255,6 +330,10 @@ Result<RanksResult> assemble(const RunRanksOptions& options, const RankInput& in
                           Tensor::zeros(input.hidden.dtype, {num_tokens, input.config->hidden}));
   ARGOSY_ASSIGN_OR_RETURN(result.topk_idx, Tensor::zeros(DType::kI32, {num_tokens, top_k}));
   ARGOSY_ASSIGN_OR_RETURN(result.topk_weights, Tensor::zeros(DType::kF32, {num_tokens, top_k}));
+  if (options.backward) {
+    ARGOSY_ASSIGN_OR_RETURN(result.d_hidden,
+                            Tensor::zeros(input.hidden.dtype, {num_tokens, input.config->hidden}));
+  }
   result.dot_order = group.dot_order();
   result.level = group.level();
   result.transport = group.transport_name();

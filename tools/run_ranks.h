@@ -50,6 +50,7 @@ struct RunRanksOptions {
   std::optional<int64_t>
       max_tokens;  // of one rank in latency mode; unset: what the largest share has
   bool chunk = false;
+  bool backward = false;
   int64_t repeat = 1;
   std::string simulate;  // GroupOptions::simulate
 };
@@ -65,6 +66,8 @@ struct RanksResult {
   std::vector<int64_t> rows_per_expert;      // [E] over all ranks, in every mode
   std::vector<int64_t> rows_per_rank;        // [R]
   int64_t latency_tokens = 0;                // MoeLayer::latency_tokens()
+  Tensor d_hidden;                           // [T, H] of the input's dtype; of a backward run
+  RankGradients gradients;                   // of all experts
   std::vector<std::vector<PeerWait>> waits;  // [R] of all repeats
   std::vector<int64_t> weight_bytes_read;    // [R]
   // [R][threads], -1 = not bound; empty lists: nobody tried.
@@ -86,6 +89,7 @@ struct RankSeat {
 struct RankInput {
   const ModelConfig* config = nullptr;
   ConstTensorView hidden;
+  ConstTensorView d_output;  // the output's gradient, like hidden; with `backward`
 };
 
 struct RankOutcome {

@@ -139,6 +139,16 @@ Json waits_json(const RunReport& report) {
   return ranks;
 }
 
+Json gradients_json(const RunReport& report) {
+  Json list = Json::array();
+  for (const GradientError& gradient : report.gradients) {
+    list.push_back({{"name", gradient.name},
+                    {"max_abs", number_json(gradient.error.max_abs)},
+                    {"max_rel_to_peak", number_json(gradient.error.relative())}});
+  }
+  return list;
+}
+
 Json straggler_json(const RunReport& report) {
   const std::optional<Straggler> straggler = straggler_of(report);
   return straggler.has_value() ? Json(straggler->rank) : Json(nullptr);
@@ -239,6 +249,11 @@ std::vector<std::string> failures_of(const RunReport& report) {
                       compare.output.relative(), report.compare_tolerance));
     }
   }
+  for (const GradientError& gradient : report.gradients) {
+    if (within(gradient.error.relative(), report.tolerance)) continue;
+    failures.push_back(fmt::format("{} differs by {:.3g} of its peak, {:.3g} allowed",
+                                   gradient.name, gradient.error.relative(), report.tolerance));
+  }
   return failures;
 }
 
@@ -303,6 +318,7 @@ Json to_json(const RunReport& report) {
           {"pinning", {{"text", report.pinning}, {"cpus", report.pinned_cpus}}},
           {"nonfinite_logit_rows", nonfinite_logit_rows_of(report)},
           {"nonfinite_output_rows", report.nonfinite_output.count},
+          {"gradients", gradients_json(report)},
           {"tolerance", report.tolerance},
           {"compare_tolerance", report.compare_tolerance},
           {"error", check_json(report.check)},

@@ -14,6 +14,7 @@
 #include "tools/compare.h"
 #include "tools/floors.h"
 #include "tools/rank_record.h"
+#include "tools/run_gradients.h"
 
 namespace argosy::tools {
 
@@ -77,6 +78,7 @@ struct RunReport {
   NonfiniteRows nonfinite_output;  // shown, not judged: weights or input may hold NaN
   std::optional<CheckResult> check;
   std::optional<CompareResult> compare;
+  std::vector<GradientError> gradients;  // of --compare-grads; judged by `tolerance`
 };
 
 // The rank that others waited for longest in sum, and how long; unset where nobody waited.

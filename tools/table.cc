@@ -157,6 +157,13 @@ std::string run_table(const RunReport& report) {
   }
   const std::string checks = check_lines(report);
   if (!checks.empty()) text += checks + "\n";
+  if (!report.gradients.empty()) {
+    Lines lines = {{"gradient", "error / peak"}};
+    for (const GradientError& gradient : report.gradients) {
+      lines.push_back({gradient.name, fmt::format("{:.3g}", gradient.error.relative())});
+    }
+    text += aligned(lines) + "\n";
+  }
   for (const std::string& warning : warnings_of(report)) text += "warning: " + warning + "\n";
   text += fmt::format("digest {}:{}\n", report.dot_order, report.digest);
   if (report.check.has_value() || report.compare.has_value()) {

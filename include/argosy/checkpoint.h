@@ -148,6 +148,23 @@ struct SharedTensors {
   Tensor shared_gate;  // [1, H] or empty
 };
 
+// Gradients of one MoE layer as the engine has them: fp32, dense, all E experts. A view without dtype is left out.
+struct LayerGradients {
+  ConstTensorView gate, gate_bias;                   // [E, H], [E]
+  ConstTensorView expert_gate, expert_up;            // [E, F, H]
+  ConstTensorView expert_down;                       // [E, H, F]
+  ConstTensorView expert_gate_bias, expert_up_bias;  // [E, F]
+  ConstTensorView expert_down_bias;                  // [E, H]
+  ConstTensorView shared_gate, shared_up;            // [Fs, H]
+  ConstTensorView shared_down;                       // [H, Fs]
+  ConstTensorView shared_scale;                      // [1, H]
+};
+
+struct OwnedTensor {
+  std::string name;
+  Tensor tensor;
+};
+
 struct CheckpointOptions {
   // Do not read an index: use every tensor of every *.safetensors file whose name begins with "model".
   // For folders whose index is stale. Nothing is written.
@@ -181,6 +198,11 @@ class Checkpoint {
   // Expert `expert` alone: from per-expert tensors, or its slice of fused ones (docs/checkpoints.md: gate rows
   // first, or for gpt_oss transposed with gate and up interleaved). Reads only that expert's bytes and scales.
   Result<ExpertTensors> read_expert(int64_t layer, int64_t expert) const;
+
+  // The gradients as the checkpoint's own tensors, in its layout: "d." and the tensor's name, fp32. Errors: those of
+  // read_shared for the layer; kInvalidArgument for a shape that is not the layer's; kOutOfMemory.
+  Result<std::vector<OwnedTensor>> gradient_tensors(int64_t layer,
+                                                    const LayerGradients& gradients) const;
 
   // Bytes of tensor data read so far from all files.
   int64_t bytes_read() const;

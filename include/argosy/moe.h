@@ -16,6 +16,7 @@
 #include "argosy/gemm.h"
 #include "argosy/group.h"
 #include "argosy/latency.h"
+#include "argosy/moe_backward.h"
 #include "argosy/plan.h"
 #include "argosy/router.h"
 #include "argosy/status.h"
@@ -69,6 +70,7 @@ struct MoeOptions {
                                  << 20;  // receive buffer per rank; more demand runs in rounds
   int64_t max_receive_rows = -1;         // hard cap per rank and call; -1 = none
   int64_t group_alignment = 1;
+  bool training = false;  // forward_train and backward
   // Buffers to use; null = own ones. Layers that run one after the other on one group may share an
   // Exchange made by them with these options and the layer's sizes.
   std::shared_ptr<Exchange> exchange;
@@ -158,6 +160,24 @@ class MoeLayer {
   Status forward_routed(const ConstTensorView& hidden, const ConstTensorView& topk_idx,
                         const ConstTensorView& topk_weights, const TensorView& output,
                         MoeReport* report);
+
+  // forward() that keeps on `tape` what backward() needs. The layer must be made with `training`, in throughput mode, rows as
+  // they are. Errors: those of forward; kUnsupported for quantised weights.
+  Status forward_train(const ConstTensorView& hidden, const uint8_t* mask, const TensorView& output,
+                       MoeTape* tape, MoeReport* report);
+
+  // Gradients of the call that filled the tape, for d_output = the gradient of its output.
+  //
+  // Collective: yes; the tapes of one call, the same gradients asked for on every rank. Blocks: at most step_deadline per
+  // exchange step. Allocates: when T or S grow.
+  // in   hidden    as given to forward_train
+  // in   d_output  [T, H] of hidden_dtype, unit stride in H; rows of masked tokens are never read
+  // in   d_logits  fp32 [T, E] dense, added to the gradient of the router's logits (losses), or unset
+  // Errors, the same on every rank where they concern its input: kInvalidArgument (shapes, dtypes), kStalePlan for a tape of
+  // another layer, group or shape; the group stays usable. kTimeout, kPeerLost, kAborted.
+  Status backward(const MoeTape& tape, const ConstTensorView& hidden,
+                  const ConstTensorView& d_output, const ConstTensorView& d_logits,
+                  const MoeGradients& gradients);
 
   // The routing of the last call, and the plan of the last one in throughput mode.
   const Routing& routing() const;

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "io/expected_tensor.h"
 #include "io/families.h"
+#include "io/gradient_layout.h"
 #include "io/json.h"
 #include "io/layer_layout.h"
 #include "io/quantised_matrix.h"
@@ -294,6 +295,12 @@ Result<ExpertTensors> Checkpoint::read_expert(int64_t layer, int64_t expert) con
     ARGOSY_RETURN_IF_ERROR(read_biases(state_->tensors, layout->block, expert, config, &result));
   }
   return result;
+}
+
+Result<std::vector<OwnedTensor>> Checkpoint::gradient_tensors(
+    int64_t layer, const LayerGradients& gradients) const {
+  ARGOSY_ASSIGN_OR_RETURN(const io::LayerLayout* layout, state_->layout_of(layer));
+  return io::gradient_tensors(state_->config, *state_->family, *layout, gradients);
 }
 
 }  // namespace argosy

@@ -4,9 +4,11 @@
 // get the same error. Buffers only grow. Latency mode: latency_path.cc. Test: tests/moe/.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <numeric>
 
 #include "base/error.h"
+#include "moe/backward.h"
 #include "moe/crossover.h"
 #include "moe/layer_checks.h"
 #include "moe/layer_state.h"
@@ -19,6 +21,10 @@ namespace {
 using base::invalid;
 
 }  // namespace
+
+MoeLayer::State::State(Group& the_group, const RouterSpec& spec, MoeWeights the_weights)
+    : group(the_group), router(spec), weights(std::move(the_weights)) {}
+MoeLayer::State::~State() = default;
 
 MoeLayer::MoeLayer(std::unique_ptr<State> state) : state_(std::move(state)) {}
 MoeLayer::~MoeLayer() = default;
@@ -39,6 +45,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
   const Result<LayerShape> checked =
       check_weights(router, weights, options.hidden_dtype, placement, group.rank());
   Status local = checked.error();
+  if (local.ok() && options.training) local = check_training(weights, options);
   if (local.ok() && options.exchange != nullptr) {
     local = check_exchange(group, exchange_options(router, *checked, options), *options.exchange);
   }
@@ -77,6 +84,13 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
           state->latency,
           LatencyExchange::create(group, latency_options(router, *checked, options)));
     }
+  }
+  if (options.training) {
+    static std::atomic<uint64_t> num_layers{0};
+    // Relaxed: only different numbers are wanted.
+    state->id = 1 + num_layers.fetch_add(1, std::memory_order_relaxed);
+    state->backward = std::make_unique<BackwardBuffers>();
+    ARGOSY_ASSIGN_OR_RETURN(state->row_gather, RowGather::create(group));
   }
   if (options.mode == MoeMode::kAuto) {
     ARGOSY_ASSIGN_OR_RETURN(state->latency_tokens,
@@ -176,18 +190,9 @@ Status MoeLayer::State::run_shared(const ConstTensorView& hidden, const uint8_t*
 
 // rows -> h -> results, for the groups of the round.
 Status MoeLayer::State::run_experts(const ConstTensorView& rows) {
-  int64_t end = 0;  // rows of `inner` that are in use
-  for (size_t group_at = 0; group_at < received.group_sizes.size(); ++group_at) {
-    if (received.group_sizes[group_at] > 0) {
-      end = std::max(end, received.group_offsets[group_at] + received.group_sizes[group_at]);
-    }
-  }
+  const int64_t end = end_of_groups(&received);
   if (end == 0) return {};
   ARGOSY_RETURN_IF_ERROR(inner.reserve(end * shape.intermediate * size_of(dtype)));
-  // Groups that are empty in this round may start past `end`.
-  for (size_t group_at = 0; group_at < received.group_sizes.size(); ++group_at) {
-    received.group_offsets[group_at] = std::min(received.group_offsets[group_at], end);
-  }
   const TensorView inner_view(inner.data(), dtype, {end, shape.intermediate});
   if (exchange->payload().is_quantised()) {
     row_addresses.resize(static_cast<size_t>(end));
@@ -206,11 +211,13 @@ Status MoeLayer::State::run_experts(const ConstTensorView& rows) {
 
 Status MoeLayer::State::run_rounds(const ConstTensorView& hidden, const CombineInput& input,
                                    const TensorView& output) {
+  if (tape != nullptr) ARGOSY_RETURN_IF_ERROR(prepare_tape(input.mask));
   for (int64_t round = 0; round < dispatch_plan.num_rounds; ++round) {
     ARGOSY_RETURN_IF_ERROR(exchange->issue_dispatch(dispatch_plan, round, hidden));
     ARGOSY_RETURN_IF_ERROR(exchange->wait_dispatch(dispatch_plan, round, &received));
     timeline.lap(MoeStage::kDispatch, round);
-    ARGOSY_RETURN_IF_ERROR(run_experts(received.rows));
+    ARGOSY_RETURN_IF_ERROR(tape != nullptr ? run_experts_kept(received.rows, round)
+                                           : run_experts(received.rows));
     timeline.lap(MoeStage::kExperts, round);
     ARGOSY_RETURN_IF_ERROR(exchange->issue_combine(dispatch_plan, round));
     ARGOSY_RETURN_IF_ERROR(exchange->wait_combine(dispatch_plan, round, input, output));

@@ -121,6 +121,19 @@ Result<LayerShape> check_weights(const RouterSpec& router, const MoeWeights& wei
   return shape;
 }
 
+Status check_training(const MoeWeights& weights, const MoeOptions& options) {
+  const auto unsupported = [](const char* what) {
+    return base::error(StatusCode::kUnsupported, "training {} is not there yet", what);
+  };
+  if (options.mode != MoeMode::kThroughput) return unsupported("in latency mode");
+  if (options.payload != BlockFormat::kUnset) return unsupported("with a quantised payload");
+  for (const PackedWeights* const packed :
+       {&weights.gate_up, &weights.down, &weights.shared_gate_up, &weights.shared_down}) {
+    if (packed->format() != BlockFormat::kUnset) return unsupported("of quantised weights");
+  }
+  return {};
+}
+
 ExchangeOptions exchange_options(const RouterSpec& router, const LayerShape& shape,
                                  const MoeOptions& options) {
   ExchangeOptions wanted;
@@ -132,6 +145,7 @@ ExchangeOptions exchange_options(const RouterSpec& router, const LayerShape& sha
   wanted.max_receive_rows = options.max_receive_rows;
   wanted.group_alignment = options.group_alignment;
   wanted.payload = options.payload;
+  wanted.training = options.training;
   return wanted;
 }
 
@@ -183,6 +197,9 @@ Status check_exchange(const Group& group, const ExchangeOptions& wanted, const E
   if (have.payload != wanted.payload) {
     return differs("payload", payload_text(have.payload), payload_text(wanted.payload));
   }
+  if (have.training != wanted.training) {
+    return differs("training", have.training, wanted.training);
+  }
   return {};
 }
 
@@ -231,6 +248,7 @@ std::vector<Setting> layer_settings(const RouterSpec& router, const MoeWeights& 
       {"layer.check", "Ok"},
       {"layer.hidden_dtype", std::string(name_of(options.hidden_dtype))},
       {"layer.mode", name_of(options.mode)},
+      {"layer.training", options.training ? "yes" : "no"},
       {"layer.payload", payload_text(options.payload)},
       {"layer.max_tokens", fmt::to_string(options.max_tokens)},
       {"layer.chunk", options.chunk ? "yes" : "no"},

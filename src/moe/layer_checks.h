@@ -16,6 +16,9 @@ struct LayerShape {
 Result<LayerShape> check_weights(const RouterSpec& router, const MoeWeights& weights,
                                  DType hidden_dtype, const Placement& placement, int rank);
 
+// Whether a layer with these weights and options can be trained. Errors: kUnsupported.
+Status check_training(const MoeWeights& weights, const MoeOptions& options);
+
 // What the layer asks of its exchange.
 ExchangeOptions exchange_options(const RouterSpec& router, const LayerShape& shape,
                                  const MoeOptions& options);

@@ -9,14 +9,23 @@
 #include "argosy/moe.h"
 #include "moe/gate_product.h"
 #include "moe/layer_checks.h"
+#include "moe/tape.h"
 #include "moe/timeline.h"
 
 namespace argosy {
 
-struct MoeLayer::State {
-  State(Group& the_group, const RouterSpec& spec, MoeWeights the_weights)
-      : group(the_group), router(spec), weights(std::move(the_weights)) {}
+struct BackwardBuffers;
+class RowGather;
 
+// Rows that the groups of a round reach to; offsets of empty groups are drawn in.
+int64_t end_of_groups(ReceivedRows* received);
+// The groups' rows to the same places at `to`.
+void copy_groups(const ConstTensorView& rows, const ReceivedRows& received, int64_t row_bytes,
+                 std::byte* to);
+
+struct MoeLayer::State {
+  State(Group& the_group, const RouterSpec& spec, MoeWeights the_weights);
+  ~State();
   Group& group;
   RouterSpec router;
   MoeWeights weights;
@@ -42,6 +51,12 @@ struct MoeLayer::State {
   std::vector<PartTraffic> traffic;      // of the parts of a call
   std::vector<int64_t> received_before;  // [L] latency->stats() before the call
 
+  // Training; null where the layer was not made for it.
+  uint64_t id = 0;  // of this layer in this process
+  std::unique_ptr<BackwardBuffers> backward;
+  std::unique_ptr<RowGather> row_gather;
+  MoeTape::State* tape = nullptr;  // of the forward under way
+
   AlignedBuffer logits, inner, shared_inner, shared_rows, shared_scale;
 
   GemmOptions gemm() const {
@@ -54,6 +69,9 @@ struct MoeLayer::State {
                       const ConstTensorView& topk_weights);
   Status run_shared(const ConstTensorView& hidden, const uint8_t* mask, CombineInput* input);
   Status run_experts(const ConstTensorView& rows);
+  // training.cc
+  Status prepare_tape(const uint8_t* mask);
+  Status run_experts_kept(const ConstTensorView& rows, int64_t round);
   Status run_rounds(const ConstTensorView& hidden, const CombineInput& input,
                     const TensorView& output);
   Status run(const Status& local, const ConstTensorView& hidden, const uint8_t* mask,

@@ -1,0 +1,99 @@
+// Training: what a forward call keeps, and the gradients of the whole layer.
+//
+// Backward of dispatch is combine with the same plan, and the reverse; no second count exchange. Gradients are bit for bit the
+// same for any number of ranks (contract 3.5, 4.1, 4.3). Test: tests/moe/backward_test.cc.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "argosy/group.h"
+#include "argosy/plan.h"
+#include "argosy/router.h"
+#include "argosy/status.h"
+#include "argosy/tensor.h"
+
+namespace argosy {
+
+// What happens to a tensor between forward and backward.
+enum class Keep : uint8_t {
+  kSave,       // kept as it is
+  kRecompute,  // computed, or exchanged, again by backward; the same bits
+};
+
+struct TapePolicy {
+  Keep rows = Keep::kSave;  // received rows: S x H of the hidden dtype; again: one more dispatch
+  Keep preactivation =
+      Keep::kSave;       // gate and up before the activation: 2 x S x F fp32; again: one product
+  Keep h = Keep::kSave;  // S x F of the hidden dtype; again: the activation
+  Keep results = Keep::kSave;  // expert rows: S x H of the hidden dtype; again: one product
+};
+
+// Bytes that a tape holds after forward, and the most that backward takes beside it, for S slots of received rows on this
+// rank and T own tokens. The one function for planning and for running.
+struct TapeSize {
+  int64_t tape_bytes = 0;
+  int64_t backward_bytes = 0;
+};
+struct TapeShape {
+  DType dtype = DType::kUnset;
+  int64_t hidden = 0, intermediate = 0, num_experts = 0, top_k = 0;
+  int64_t num_slots = 0;   // S: DispatchPlan::receive_slots of this rank
+  int64_t num_tokens = 0;  // T
+};
+TapeSize size_tape(const TapePolicy& policy, const TapeShape& shape);
+
+// Filled by MoeLayer::forward_train, read by MoeLayer::backward. Buffers grow and are used again. Movable.
+class MoeTape {
+ public:
+  explicit MoeTape(const TapePolicy& policy = {});
+  ~MoeTape();
+  MoeTape(MoeTape&&) noexcept;
+  MoeTape& operator=(MoeTape&&) noexcept;
+
+  const TapePolicy& policy() const;
+  // Of the last forward; empty before.
+  const DispatchPlan& plan() const;
+  const Routing& routing() const;
+  // What it holds now.
+  int64_t num_bytes() const;
+
+  struct State;  // internal: src/moe/tape.h
+  State& state() { return *state_; }
+  const State& state() const { return *state_; }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+// How gradients of what every rank holds (gate, shared experts) are made.
+enum class ReplicatedGradients : uint8_t {
+  kExact,  // one chain over global token order: the same bits for any number of ranks
+  kReduced,  // sums of the ranks, added in rank order: within 1e-6, repeatable for one number of ranks
+};
+
+// Where gradients go. A view without dtype is not computed. Weight gradients are fp32, dense, and those of what every rank
+// holds are sums over all ranks, the same on each.
+struct MoeGradients {
+  TensorView d_hidden;                              // [T, H] of hidden_dtype, unit stride in H
+  TensorView d_gate;                                // [E, H]
+  TensorView d_gate_bias;                           // [E]
+  TensorView d_expert_gate, d_expert_up;            // [L, F, H]
+  TensorView d_expert_down;                         // [L, H, F]
+  TensorView d_expert_gate_bias, d_expert_up_bias;  // [L, F]
+  TensorView d_expert_down_bias;                    // [L, H]
+  TensorView d_shared_gate, d_shared_up;            // [Fs, H]
+  TensorView d_shared_down;                         // [H, Fs]
+  TensorView d_shared_scale;                        // [1, H], the gate of the shared experts
+  TensorView d_topk_weights;                        // [T, K], of the weights that combine used
+  // Weight gradients are added to what the buffers hold, last and once, instead of written.
+  bool accumulate = false;
+  ReplicatedGradients replicated = ReplicatedGradients::kExact;
+};
+
+// sqrt of the sum of squares of all gradients of a layer: experts of all ranks, replicated ones once. fp64, in rank order.
+//
+// Collective: yes. Blocks: at most step_deadline. Errors: those of a wait.
+Result<double> gradient_norm(Group& group, const MoeGradients& gradients);
+
+}  // namespace argosy

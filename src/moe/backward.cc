@@ -1,0 +1,350 @@
+// The layer backward, routed experts: gradients of the output go where the tokens went, by the same plan and with the weights
+// beside them; gradients of rows and weights come home. Contract 3.5. Test: tests/moe/backward_test.cc.
+#include "moe/backward.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "argosy/bfloat16.h"
+#include "argosy/router_backward.h"
+#include "base/error.h"
+#include "platform/float_env.h"
+
+namespace argosy {
+namespace {
+
+using base::invalid;
+
+float value_at(DType dtype, const std::byte* row, int64_t i) {
+  if (dtype == DType::kBF16) return reinterpret_cast<const BFloat16*>(row)[i].to_float();
+  return reinterpret_cast<const float*>(row)[i];
+}
+
+Status check_output(const char* name, const TensorView& view, DType dtype,
+                    std::initializer_list<int64_t> dims) {
+  if (view.dtype == DType::kUnset) return {};
+  const TensorView wanted(nullptr, dtype, dims);
+  bool right = view.dtype == dtype && view.num_dims == wanted.num_dims;
+  for (int d = 0; right && d < wanted.num_dims; ++d) right = view.dim(d) == wanted.dim(d);
+  right = right && (view.num_elements() == 0 || view.is_dense());
+  if (right && (view.data != nullptr || view.num_elements() == 0)) return {};
+  return invalid("{} is {}{}, its gradient is {}, dense", name, describe(view),
+                 right ? " without data" : "", describe(wanted));
+}
+
+}  // namespace
+
+double dot_rows(DType dtype, const std::byte* a, const std::byte* b, int64_t n) {
+  constexpr int64_t kLanes = 16;
+  std::array<double, kLanes> lanes{};
+  for (int64_t at = 0; at < n; at += kLanes) {
+    for (int64_t lane = 0; lane < std::min(kLanes, n - at); ++lane) {
+      // Exact in fp64: both have at most 24 bits.
+      lanes[static_cast<size_t>(lane)] += static_cast<double>(value_at(dtype, a, at + lane)) *
+                                          static_cast<double>(value_at(dtype, b, at + lane));
+    }
+  }
+  for (size_t half = kLanes / 2; half > 0; half /= 2) {
+    for (size_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  }
+  return lanes[0];
+}
+
+void scale_row(DType dtype, const std::byte* x, float weight, int64_t n, std::byte* out) {
+  if (dtype == DType::kBF16) {
+    const auto* const from = reinterpret_cast<const BFloat16*>(x);
+    auto* const to = reinterpret_cast<BFloat16*>(out);
+    for (int64_t i = 0; i < n; ++i) to[i] = BFloat16::from_float(weight * from[i].to_float());
+    return;
+  }
+  const auto* const from = reinterpret_cast<const float*>(x);
+  auto* const to = reinterpret_cast<float*>(out);
+  for (int64_t i = 0; i < n; ++i) to[i] = weight * from[i];
+}
+
+RaggedRows Backward::of_slots(const ConstTensorView& rows) const {
+  return {rows, tape_.plan.group_offsets, tape_.plan.group_sizes};
+}
+
+Status Backward::check() const {
+  const LayerShape& shape = layer_.shape;
+  if (!tape_.is_filled || tape_.layer != layer_.id) {
+    return base::error(StatusCode::kStalePlan, "the tape {}",
+                       tape_.is_filled ? "was filled by another layer" : "is empty");
+  }
+  const int64_t num_tokens = tape_.routing.num_tokens;
+  const int64_t num_local = layer_.exchange->placement().num_local(layer_.group.rank());
+  const int64_t h = shape.hidden, f = shape.intermediate, fs = shape.shared_intermediate;
+  const int64_t num_experts = layer_.router.num_experts;
+  ARGOSY_RETURN_IF_ERROR(check_rows("hidden", hidden_, layer_.dtype, num_tokens, h, false));
+  ARGOSY_RETURN_IF_ERROR(check_rows("d_output", d_output_, layer_.dtype, num_tokens, h, false));
+  if (out_.d_hidden.dtype != DType::kUnset) {
+    ARGOSY_RETURN_IF_ERROR(
+        check_rows("d_hidden", out_.d_hidden, layer_.dtype, num_tokens, h, true));
+  }
+  if (d_logits_.dtype != DType::kUnset &&
+      (d_logits_.dtype != DType::kF32 || d_logits_.num_dims != 2 ||
+       d_logits_.dim(0) != num_tokens || d_logits_.dim(1) != num_experts ||
+       !d_logits_.is_dense())) {
+    return invalid("d_logits is {}, the layer takes dense F32 [{}, {}]", describe(d_logits_),
+                   num_tokens, num_experts);
+  }
+  const struct {
+    const char* name;
+    const TensorView& view;
+    std::initializer_list<int64_t> dims;
+  } outputs[] = {{"d_gate", out_.d_gate, {num_experts, h}},
+                 {"d_gate_bias", out_.d_gate_bias, {num_experts}},
+                 {"d_expert_gate", out_.d_expert_gate, {num_local, f, h}},
+                 {"d_expert_up", out_.d_expert_up, {num_local, f, h}},
+                 {"d_expert_down", out_.d_expert_down, {num_local, h, f}},
+                 {"d_expert_gate_bias", out_.d_expert_gate_bias, {num_local, f}},
+                 {"d_expert_up_bias", out_.d_expert_up_bias, {num_local, f}},
+                 {"d_expert_down_bias", out_.d_expert_down_bias, {num_local, h}},
+                 {"d_shared_gate", out_.d_shared_gate, {fs, h}},
+                 {"d_shared_up", out_.d_shared_up, {fs, h}},
+                 {"d_shared_down", out_.d_shared_down, {h, fs}},
+                 {"d_shared_scale", out_.d_shared_scale, {1, h}},
+                 {"d_topk_weights", out_.d_topk_weights, {num_tokens, layer_.router.top_k}}};
+  for (const auto& output : outputs) {
+    ARGOSY_RETURN_IF_ERROR(check_output(output.name, output.view, DType::kF32, output.dims));
+  }
+  return {};
+}
+
+// One more dispatch of the hidden states, for rows that the tape did not keep.
+Status Backward::dispatch_rows_again() {
+  const DispatchPlan& plan = tape_.plan;
+  const int64_t row_bytes = layer_.shape.hidden * size_of(layer_.dtype);
+  ARGOSY_RETURN_IF_ERROR(b_.rows.reserve(num_slots() * row_bytes));
+  for (int64_t round = 0; round < plan.num_rounds; ++round) {
+    ARGOSY_RETURN_IF_ERROR(layer_.exchange->issue_dispatch(plan, round, hidden_));
+    ARGOSY_RETURN_IF_ERROR(layer_.exchange->wait_dispatch(plan, round, &b_.received));
+    copy_groups(b_.received.rows, b_.received, row_bytes,
+                b_.rows.data() + round * plan.round_rows * row_bytes);
+    ARGOSY_RETURN_IF_ERROR(layer_.exchange->issue_combine(plan, round));
+    ARGOSY_RETURN_IF_ERROR(layer_.exchange->wait_returned(plan, round, &b_.returned));
+  }
+  ARGOSY_RETURN_IF_ERROR(layer_.exchange->issue_reuse({}, plan));
+  return layer_.exchange->wait_reuse();
+}
+
+// Views of what forward had, made again where the tape did not keep it; the same bits.
+Status Backward::restore() {
+  const TapePolicy& policy = tape_.policy;
+  const int64_t s = num_slots(), h = layer_.shape.hidden, f = layer_.shape.intermediate;
+  const DType dtype = layer_.dtype;
+  const GemmOptions gemm = layer_.gemm();
+  const auto kept = [](const AlignedBuffer& buffer, DType type, int64_t rows, int64_t cols) {
+    return ConstTensorView(buffer.data(), type, {rows, cols});
+  };
+  const bool has_rows = policy.rows == Keep::kSave;
+  if (!has_rows) ARGOSY_RETURN_IF_ERROR(dispatch_rows_again());
+  rows_ = kept(has_rows ? tape_.rows : b_.rows, dtype, s, h);
+  const bool has_gate = policy.preactivation == Keep::kSave;
+  const bool has_h = policy.h == Keep::kSave;
+  if (!has_h) ARGOSY_RETURN_IF_ERROR(b_.h.reserve(s * f * size_of(dtype)));
+  const TensorView h_again = matrix(b_.h, dtype, s, f);
+  if (!has_gate) {
+    ARGOSY_RETURN_IF_ERROR(b_.gate.reserve(s * f * size_of(DType::kF32)));
+    ARGOSY_RETURN_IF_ERROR(b_.up.reserve(s * f * size_of(DType::kF32)));
+    ARGOSY_RETURN_IF_ERROR(grouped_gemm_preactivation(
+        gemm, of_slots(rows_), layer_.weights.gate_up, matrix(b_.gate, DType::kF32, s, f),
+        matrix(b_.up, DType::kF32, s, f), has_h ? TensorView() : h_again));
+  }
+  gate_ = kept(has_gate ? tape_.gate : b_.gate, DType::kF32, s, f);
+  up_ = kept(has_gate ? tape_.up : b_.up, DType::kF32, s, f);
+  if (!has_h && has_gate) {
+    ARGOSY_RETURN_IF_ERROR(activation_forward(
+        gemm, {gate_, up_, tape_.plan.group_offsets, tape_.plan.group_sizes, {}}, h_again));
+  }
+  h_ = kept(has_h ? tape_.h : b_.h, dtype, s, f);
+  if (policy.results == Keep::kRecompute) {
+    ARGOSY_RETURN_IF_ERROR(b_.results.reserve(s * h * size_of(dtype)));
+    ARGOSY_RETURN_IF_ERROR(
+        grouped_gemm(gemm, of_slots(h_), layer_.weights.down, matrix(b_.results, dtype, s, h)));
+  }
+  results_ = kept(policy.results == Keep::kSave ? tape_.results : b_.results, dtype, s, h);
+  return {};
+}
+
+// d_rows = weight * gradient, and the gradient of the weight = gradient . result, beside each row.
+void Backward::weigh_rows(int64_t base, const ReceivedRows& received) {
+  const DType dtype = layer_.dtype;
+  const int64_t h = layer_.shape.hidden;
+  const TensorView d_rows = matrix(b_.d_rows, dtype, num_slots(), h);
+  float* const d_weights = layer_.exchange->result_numbers();
+  for (size_t group = 0; group < received.group_sizes.size(); ++group) {
+    const int64_t first = received.group_offsets[group];
+    layer_.group.pool().parallel_for(received.group_sizes[group], [&](int64_t i, int) {
+      const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+      const int64_t row = first + i;
+      const std::byte* const d_out = received.rows.row(row);
+      scale_row(dtype, d_out, received.numbers[row], h, d_rows.row(base + row));
+      d_weights[row] = static_cast<float>(dot_rows(dtype, d_out, results_.row(base + row), h));
+    });
+  }
+}
+
+Status Backward::run_round(int64_t round) {
+  const DispatchPlan& plan = tape_.plan;
+  Exchange& exchange = *layer_.exchange;
+  const DType dtype = layer_.dtype;
+  const int64_t h = layer_.shape.hidden, f = layer_.shape.intermediate;
+  ARGOSY_RETURN_IF_ERROR(
+      exchange.issue_dispatch(plan, round, d_output_, tape_.routing.topk_weights.values.data()));
+  ReceivedRows& received = b_.received;
+  ARGOSY_RETURN_IF_ERROR(exchange.wait_dispatch(plan, round, &received));
+  const int64_t base = round * plan.round_rows;
+  const int64_t end = end_of_groups(&received);
+  if (end > 0) {
+    weigh_rows(base, received);
+    const auto rows_of = [&](AlignedBuffer& buffer, DType type, int64_t cols) {
+      return matrix(buffer, type, num_slots(), cols).rows(base, end);
+    };
+    const TensorView d_h = rows_of(b_.d_h, DType::kF32, f);
+    const TensorView d_gate = rows_of(b_.d_gate, dtype, f);
+    const TensorView d_up = rows_of(b_.d_up, dtype, f);
+    const RaggedRows d_rows{rows_of(b_.d_rows, dtype, h), received.group_offsets,
+                            received.group_sizes};
+    ARGOSY_RETURN_IF_ERROR(grouped_dgrad(layer_.gemm(), d_rows, layer_.weights.down, d_h));
+    const ActivationRows act{gate_.rows(base, end),
+                             up_.rows(base, end),
+                             received.group_offsets,
+                             received.group_sizes,
+                             {}};
+    ARGOSY_RETURN_IF_ERROR(activation_backward(layer_.gemm(), act, d_h, {d_gate, d_up, {}, {}}));
+    ARGOSY_RETURN_IF_ERROR(
+        grouped_dgrad(layer_.gemm(), {d_gate, received.group_offsets, received.group_sizes}, d_up,
+                      layer_.weights.gate_up, exchange.results().rows(0, end)));
+  }
+  ARGOSY_RETURN_IF_ERROR(exchange.issue_combine(plan, round));
+  return exchange.wait_returned(plan, round, &b_.returned);
+}
+
+Status Backward::expert_weight_gradients() {
+  const GemmOptions gemm = layer_.gemm();
+  const WeightGradientOptions how{.accumulate = out_.accumulate};
+  const int64_t s = num_slots(), h = layer_.shape.hidden, f = layer_.shape.intermediate;
+  const RaggedRows d_rows = of_slots(matrix(b_.d_rows, layer_.dtype, s, h));
+  const RaggedRows d_gate = of_slots(matrix(b_.d_gate, layer_.dtype, s, f));
+  const RaggedRows d_up = of_slots(matrix(b_.d_up, layer_.dtype, s, f));
+  const struct {
+    const TensorView& out;
+    const RaggedRows& d_y;
+    const ConstTensorView* x;  // null: a bias
+  } gradients[] = {
+      {out_.d_expert_down, d_rows, &h_},          {out_.d_expert_gate, d_gate, &rows_},
+      {out_.d_expert_up, d_up, &rows_},           {out_.d_expert_down_bias, d_rows, nullptr},
+      {out_.d_expert_gate_bias, d_gate, nullptr}, {out_.d_expert_up_bias, d_up, nullptr}};
+  for (const auto& gradient : gradients) {
+    if (gradient.out.dtype == DType::kUnset || gradient.out.dim(0) == 0) continue;
+    ARGOSY_RETURN_IF_ERROR(gradient.x == nullptr
+                               ? grouped_bias_gradient(gemm, gradient.d_y, how, gradient.out)
+                               : grouped_wgrad(gemm, gradient.d_y, *gradient.x, how, gradient.out));
+  }
+  return {};
+}
+
+// d_topk_weights -> d_logits [T, E] -> the hidden states' part. A routing from outside has none.
+Status Backward::router_gradients() {
+  const int64_t num_tokens = tape_.routing.num_tokens;
+  const int64_t num_experts = layer_.router.num_experts;
+  const ConstTensorView d_weights(b_.returned.numbers.data(), DType::kF32,
+                                  {num_tokens, layer_.router.top_k});
+  if (out_.d_topk_weights.dtype != DType::kUnset && num_tokens > 0) {
+    std::memcpy(out_.d_topk_weights.data, d_weights.data,
+                static_cast<size_t>(d_weights.num_elements()) * sizeof(float));
+  }
+  ARGOSY_RETURN_IF_ERROR(b_.d_logits.reserve(num_tokens * num_experts * size_of(DType::kF32)));
+  const TensorView d_logits = matrix(b_.d_logits, DType::kF32, num_tokens, num_experts);
+  if (tape_.has_gate) {
+    const ConstTensorView logits(tape_.logits.data(), DType::kF32, {num_tokens, num_experts});
+    ARGOSY_RETURN_IF_ERROR(route_backward(
+        layer_.router, {logits, layer_.weights.selection_bias.view(), tape_.mask_or_null()},
+        tape_.routing, d_weights, GradientMode::kWrite, &layer_.group.pool(), d_logits));
+  } else if (num_tokens > 0) {
+    std::memset(d_logits.data, 0, static_cast<size_t>(d_logits.num_elements()) * sizeof(float));
+  }
+  if (d_logits_.dtype != DType::kUnset) {
+    const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+    for (int64_t token = 0; token < num_tokens; ++token) {
+      if (!tape_.mask.empty() && tape_.mask[static_cast<size_t>(token)] == 0) continue;
+      auto* const to = reinterpret_cast<float*>(d_logits.row(token));
+      const auto* const more = reinterpret_cast<const float*>(d_logits_.row(token));
+      for (int64_t e = 0; e < num_experts; ++e) to[e] += more[e];
+    }
+  }
+  const int64_t h = layer_.shape.hidden;
+  ARGOSY_RETURN_IF_ERROR(b_.d_hidden_gate.reserve(num_tokens * h * size_of(DType::kF32)));
+  GateGradients gradients;
+  gradients.d_hidden = matrix(b_.d_hidden_gate, DType::kF32, num_tokens, h);
+  return gate_backward({}, layer_.weights.gate.view(), d_logits, &layer_.group.pool(), gradients);
+}
+
+// d_hidden = round(shared + sum over k ascending + gate part), in fp32, in this order.
+void Backward::sum_hidden() const {
+  if (out_.d_hidden.dtype == DType::kUnset) return;
+  const int64_t h = layer_.shape.hidden;
+  const int64_t top_k = layer_.router.top_k;
+  const DType dtype = layer_.dtype;
+  const bool has_shared = layer_.shape.shared_intermediate > 0;
+  const auto num_valid = static_cast<int64_t>(b_.shared.tokens.size());
+  for (int64_t token = 0; token < tape_.routing.num_tokens; ++token) {
+    if (!tape_.mask.empty() && tape_.mask[static_cast<size_t>(token)] == 0) {
+      std::memset(out_.d_hidden.row(token), 0, static_cast<size_t>(h * size_of(dtype)));
+    }
+  }
+  layer_.group.pool().parallel_for(num_valid, [&](int64_t at, int) {
+    const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+    const int64_t token = b_.shared.tokens[static_cast<size_t>(at)];
+    const auto* const shared = reinterpret_cast<const float*>(b_.shared.d_hidden.data()) + at * h;
+    const auto* const gate = reinterpret_cast<const float*>(b_.d_hidden_gate.data()) + token * h;
+    std::byte* const out = out_.d_hidden.row(token);
+    constexpr int64_t kBlock = 512;
+    std::array<float, kBlock> acc;
+    for (int64_t begin = 0; begin < h; begin += kBlock) {
+      const int64_t n = std::min(kBlock, h - begin);
+      for (int64_t i = 0; i < n; ++i) {
+        acc[static_cast<size_t>(i)] = has_shared ? shared[begin + i] : 0.0f;
+      }
+      for (int64_t k = 0; k < top_k; ++k) {
+        const std::byte* const row = b_.returned.rows[static_cast<size_t>(token * top_k + k)];
+        if (row == nullptr) continue;
+        for (int64_t i = 0; i < n; ++i) {
+          acc[static_cast<size_t>(i)] += value_at(dtype, row, begin + i);
+        }
+      }
+      for (int64_t i = 0; i < n; ++i) {
+        const float sum = acc[static_cast<size_t>(i)] + gate[begin + i];
+        if (dtype == DType::kBF16) {
+          reinterpret_cast<BFloat16*>(out)[begin + i] = BFloat16::from_float(sum);
+        } else {
+          reinterpret_cast<float*>(out)[begin + i] = sum;
+        }
+      }
+    }
+  });
+}
+
+Status Backward::run() {
+  const int64_t s = num_slots(), h = layer_.shape.hidden, f = layer_.shape.intermediate;
+  const int64_t element = size_of(layer_.dtype);
+  ARGOSY_RETURN_IF_ERROR(restore());
+  ARGOSY_RETURN_IF_ERROR(b_.d_rows.reserve(s * h * element));
+  ARGOSY_RETURN_IF_ERROR(b_.d_h.reserve(s * f * size_of(DType::kF32)));
+  ARGOSY_RETURN_IF_ERROR(b_.d_gate.reserve(s * f * element));
+  ARGOSY_RETURN_IF_ERROR(b_.d_up.reserve(s * f * element));
+  for (int64_t round = 0; round < tape_.plan.num_rounds; ++round) {
+    ARGOSY_RETURN_IF_ERROR(run_round(round));
+  }
+  ARGOSY_RETURN_IF_ERROR(expert_weight_gradients());
+  ARGOSY_RETURN_IF_ERROR(take_valid_tokens());
+  ARGOSY_RETURN_IF_ERROR(router_gradients());
+  ARGOSY_RETURN_IF_ERROR(run_shared());
+  sum_hidden();
+  return replicated_gradients();
+}
+
+}  // namespace argosy

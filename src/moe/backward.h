@@ -1,0 +1,98 @@
+// The insides of MoeLayer::backward: one call's buffers and steps. Test: tests/moe/backward_test.cc.
+#pragma once
+
+#include <vector>
+
+#include "argosy/gemm_backward.h"
+#include "moe/layer_state.h"
+#include "moe/row_gather.h"
+#include "moe/tape.h"
+
+namespace argosy {
+
+// Rows of valid tokens, one after the other; their parts of the gradients of what every rank holds.
+struct SharedBackward {
+  int64_t num_rows = 0;             // valid tokens Tv
+  std::vector<int64_t> tokens;      // [Tv] which
+  std::vector<int64_t> rank_rows;   // [R] Tv of every rank
+  AlignedBuffer hidden, d_output;   // [Tv, H]
+  AlignedBuffer gate, up, h, rows;  // shared experts again
+  AlignedBuffer d_rows, d_h, d_gate, d_up;
+  AlignedBuffer scale, d_scale;  // fp32 [Tv], of the shared experts' gate
+  AlignedBuffer d_hidden;        // fp32 [Tv, H] through the shared experts
+  AlignedBuffer d_logits;        // fp32 [Tv, E]
+};
+
+struct BackwardBuffers {
+  AlignedBuffer rows, gate, up, h, results;  // what the tape did not keep
+  AlignedBuffer d_rows, d_h, d_gate, d_up;   // [S, ..]
+  AlignedBuffer d_logits;                    // fp32 [T, E]
+  AlignedBuffer d_hidden_gate;               // fp32 [T, H] through the router
+  std::vector<float> d_weights;              // [T, K]
+  ReturnedRows returned;
+  ReceivedRows received;
+  SharedBackward shared;
+  AlignedBuffer gathered_x, gathered_y, partial;
+};
+
+// One backward call.
+class Backward {
+ public:
+  Backward(MoeLayer::State& layer, const MoeTape::State& tape, const ConstTensorView& hidden,
+           const ConstTensorView& d_output, const ConstTensorView& d_logits,
+           const MoeGradients& gradients)
+      : layer_(layer),
+        tape_(tape),
+        hidden_(hidden),
+        d_output_(d_output),
+        d_logits_(d_logits),
+        out_(gradients),
+        b_(*layer.backward) {}
+
+  // This rank's input, before anything is sent.
+  Status check() const;
+  // After all ranks agreed that theirs is fine.
+  Status run();
+
+ private:
+  int64_t num_slots() const { return tape_.num_slots; }
+  TensorView matrix(AlignedBuffer& buffer, DType dtype, int64_t rows, int64_t cols) const {
+    return {buffer.data(), dtype, {rows, cols}};
+  }
+  RaggedRows of_slots(const ConstTensorView& rows) const;
+
+  // backward.cc: routed experts.
+  Status dispatch_rows_again();
+  Status restore();
+  Status run_round(int64_t round);
+  void weigh_rows(int64_t base, const ReceivedRows& received);
+  Status expert_weight_gradients();
+  Status router_gradients();
+  void sum_hidden() const;
+
+  // backward_shared.cc: what every rank holds.
+  Status take_valid_tokens();
+  Status run_shared();
+  Status replicated_gradients();
+  Status gate_gradient(const AlignedBuffer& d_logits, int64_t num_outputs, const TensorView& d_gate,
+                       const TensorView& d_bias);
+  Status product_gradient(const AlignedBuffer& d_y, int64_t n, const AlignedBuffer& x, int64_t k,
+                          const TensorView& out);
+  template <typename Compute>
+  Status replicated(const AlignedBuffer& x, int64_t x_bytes, const AlignedBuffer& y,
+                    int64_t y_bytes, const TensorView& out, const Compute& compute);
+
+  MoeLayer::State& layer_;
+  const MoeTape::State& tape_;
+  const ConstTensorView hidden_, d_output_, d_logits_;
+  const MoeGradients& out_;
+  BackwardBuffers& b_;
+  ConstTensorView rows_, gate_, up_, h_, results_;  // of all slots, kept or made again
+};
+
+// sum of a[i] * b[i] in 16 chains of fp64, added in pairs; both of `dtype`.
+double dot_rows(DType dtype, const std::byte* a, const std::byte* b, int64_t n);
+// out[i] = x[i] * weight, one rounding to `dtype`.
+void scale_row(DType dtype, const std::byte* x, float weight, int64_t n, std::byte* out);
+
+}  // namespace argosy

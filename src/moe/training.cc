@@ -1,0 +1,169 @@
+// Both ends of a training step: the forward that fills a tape, and the entry of backward. Test: tests/moe/backward_test.cc.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "base/error.h"
+#include "moe/backward.h"
+#include "platform/clock.h"
+#include "transport/collectives.h"
+
+namespace argosy {
+
+using State = MoeLayer::State;
+
+int64_t end_of_groups(ReceivedRows* received) {
+  int64_t end = 0;
+  for (size_t group = 0; group < received->group_sizes.size(); ++group) {
+    if (received->group_sizes[group] > 0) {
+      end = std::max(end, received->group_offsets[group] + received->group_sizes[group]);
+    }
+  }
+  // Groups that are empty in this round may start past `end`.
+  for (int64_t& offset : received->group_offsets) offset = std::min(offset, end);
+  return end;
+}
+
+void copy_groups(const ConstTensorView& rows, const ReceivedRows& received, int64_t row_bytes,
+                 std::byte* to) {
+  for (size_t group = 0; group < received.group_sizes.size(); ++group) {
+    if (received.group_sizes[group] == 0) continue;
+    const int64_t first = received.group_offsets[group];
+    std::memcpy(to + first * row_bytes, rows.row(first),
+                static_cast<size_t>(received.group_sizes[group] * row_bytes));
+  }
+}
+
+Status State::prepare_tape(const uint8_t* mask) {
+  MoeTape::State& t = *tape;
+  const auto rank = static_cast<size_t>(group.rank());
+  t.is_filled = false;
+  t.layer = id;
+  t.num_slots = dispatch_plan.receive_slots[rank];
+  t.plan = dispatch_plan;
+  t.routing = routing;
+  t.mask.assign(mask, mask == nullptr ? mask : mask + routing.num_tokens);
+  const int64_t s = t.num_slots, h = shape.hidden, f = shape.intermediate;
+  const int64_t element = size_of(dtype);
+  constexpr auto kF32 = static_cast<int64_t>(sizeof(float));
+  if (t.has_gate) {
+    const int64_t bytes = routing.num_tokens * router.num_experts * kF32;
+    ARGOSY_RETURN_IF_ERROR(t.logits.reserve(bytes));
+    if (bytes > 0) std::memcpy(t.logits.data(), logits.data(), static_cast<size_t>(bytes));
+  }
+  if (t.policy.rows == Keep::kSave) ARGOSY_RETURN_IF_ERROR(t.rows.reserve(s * h * element));
+  if (t.policy.preactivation == Keep::kSave) {
+    ARGOSY_RETURN_IF_ERROR(t.gate.reserve(s * f * kF32));
+    ARGOSY_RETURN_IF_ERROR(t.up.reserve(s * f * kF32));
+  }
+  if (t.policy.h == Keep::kSave) ARGOSY_RETURN_IF_ERROR(t.h.reserve(s * f * element));
+  if (t.policy.results == Keep::kSave) ARGOSY_RETURN_IF_ERROR(t.results.reserve(s * h * element));
+  return {};
+}
+
+// rows -> gate, up, h -> results of one round, each kept as the tape's policy says; the bits of run_experts.
+Status State::run_experts_kept(const ConstTensorView& rows, int64_t round) {
+  MoeTape::State& t = *tape;
+  const int64_t end = end_of_groups(&received);
+  if (end == 0) return {};
+  const int64_t base = round * dispatch_plan.round_rows;
+  const int64_t h = shape.hidden, f = shape.intermediate, element = size_of(dtype);
+  if (t.policy.rows == Keep::kSave) {
+    copy_groups(rows, received, h * element, t.rows.data() + base * h * element);
+  }
+  TensorView inner_view(nullptr, dtype, {end, f});
+  if (t.policy.h == Keep::kSave) {
+    inner_view.data = t.h.data() + base * f * element;
+  } else {
+    ARGOSY_RETURN_IF_ERROR(inner.reserve(end * f * element));
+    inner_view.data = inner.data();
+  }
+  const RaggedRows x{rows.rows(0, end), received.group_offsets, received.group_sizes};
+  if (t.policy.preactivation == Keep::kSave) {
+    const auto of_slots = [&](AlignedBuffer& buffer) {
+      return TensorView(buffer.data(), DType::kF32, {t.num_slots, f}).rows(base, end);
+    };
+    ARGOSY_RETURN_IF_ERROR(grouped_gemm_preactivation(gemm(), x, weights.gate_up, of_slots(t.gate),
+                                                      of_slots(t.up), inner_view));
+  } else {
+    ARGOSY_RETURN_IF_ERROR(grouped_gemm(gemm(), x, weights.gate_up, inner_view));
+  }
+  const TensorView results = exchange->results().rows(0, end);
+  ARGOSY_RETURN_IF_ERROR(grouped_gemm(
+      gemm(), {inner_view, received.group_offsets, received.group_sizes}, weights.down, results));
+  if (t.policy.results == Keep::kSave) {
+    copy_groups(results, received, h * element, t.results.data() + base * h * element);
+  }
+  return {};
+}
+
+Status MoeLayer::forward_train(const ConstTensorView& hidden, const uint8_t* mask,
+                               const TensorView& output, MoeTape* tape, MoeReport* report) {
+  State& state = *state_;
+  state.timeline.start();
+  Status local = state.check_call(hidden, output);
+  if (local.ok() && tape == nullptr) local = base::invalid("forward_train without a tape");
+  if (local.ok() && state.backward == nullptr) {
+    local = base::error(StatusCode::kUnsupported,
+                        "forward_train, but the layer was not made with training");
+  }
+  if (local.ok()) local = state.run_router(hidden, mask);
+  if (local.ok()) {
+    state.tape = &tape->state();
+    state.tape->has_gate = true;
+  }
+  const Status status = state.run(local, hidden, mask, output, report);
+  if (status.ok() && state.tape != nullptr) state.tape->is_filled = true;
+  state.tape = nullptr;
+  return status;
+}
+
+Status MoeLayer::backward(const MoeTape& tape, const ConstTensorView& hidden,
+                          const ConstTensorView& d_output, const ConstTensorView& d_logits,
+                          const MoeGradients& gradients) {
+  State& state = *state_;
+  if (state.backward == nullptr) {
+    return base::error(StatusCode::kUnsupported,
+                       "backward, but the layer was not made with training");
+  }
+  Backward call(state, tape.state(), hidden, d_output, d_logits, gradients);
+  ARGOSY_RETURN_IF_ERROR(state.exchange->issue_reuse(call.check(), tape.state().plan));
+  ARGOSY_RETURN_IF_ERROR(state.exchange->wait_reuse());
+  const Status status = call.run();
+  // Past the agreement a failure is this rank's alone.
+  if (!status.ok()) state.group.abort(status);
+  return status;
+}
+
+Result<double> gradient_norm(Group& group, const MoeGradients& gradients) {
+  const auto squares = [](const TensorView& view) {
+    double sum = 0;
+    if (view.dtype != DType::kF32) return sum;
+    for (int64_t i = 0; i < view.num_elements(); ++i) {
+      const auto value = static_cast<double>(view.as<float>()[i]);
+      sum += value * value;
+    }
+    return sum;
+  };
+  double experts = 0;
+  for (const TensorView* const view :
+       {&gradients.d_expert_gate, &gradients.d_expert_up, &gradients.d_expert_down,
+        &gradients.d_expert_gate_bias, &gradients.d_expert_up_bias,
+        &gradients.d_expert_down_bias}) {
+    experts += squares(*view);
+  }
+  const auto deadline = platform::Deadline::after(group.step_deadline());
+  ARGOSY_ASSIGN_OR_RETURN(const std::unique_ptr<transport::AllGather> gather,
+                          transport::AllGather::create(group.endpoint(), sizeof(double), deadline));
+  ARGOSY_RETURN_IF_ERROR(transport::reduce_sum(*gather, std::span(&experts, 1), deadline));
+  double sum = experts;
+  for (const TensorView* const view :
+       {&gradients.d_gate, &gradients.d_gate_bias, &gradients.d_shared_gate, &gradients.d_shared_up,
+        &gradients.d_shared_down, &gradients.d_shared_scale}) {
+    sum += squares(*view);
+  }
+  return std::sqrt(sum);
+}
+
+}  // namespace argosy
