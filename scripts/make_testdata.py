@@ -3,7 +3,7 @@
 
 SOURCE holds models/ and golden/, TARGET is usually testdata/. Of each model only what an MoE block needs is
 kept: its tensors from model.safetensors, and from captures.safetensors all but token ids, logits and routed
-outputs. config.json, the seed example and the golden bits are copied byte for byte. The same input gives the
+outputs. config.json, gradients, the seed example and the golden bits are copied byte for byte. The same input gives the
 same files. tests/io/testdata_test.cc checks the result. Plain Python, no packages.
 """
 import json
@@ -26,6 +26,8 @@ MODELS = {
     "deepseek_v3_wide_fp8": None,
     "gpt_oss_tiny_mxfp4": None,
 }
+# Models whose gradients are kept: a few hundred KiB each.
+GRADIENTS = ("deepseek_v3_tiny", "deepseek_v2_tiny", "mixtral_tiny", "olmoe_tiny", "qwen2_moe_tiny", "gpt_oss_tiny")
 COPIES = ["models/seed_example/seed_example.safetensors", "golden/dot_orders.safetensors"]
 MOE_TENSOR = re.compile(r"\.layers\.(\d+)\.(mlp\.(experts|gate|router|shared_experts?|shared_expert_gate)|block_sparse_moe)\.")
 CAPTURE = re.compile(
@@ -78,6 +80,9 @@ def main():
         for file, pattern in (("model", MOE_TENSOR), ("captures", CAPTURE)):
             name = file + ".safetensors"
             write(folder / name, select(read(origin / name), pattern, layers))
+    for model in GRADIENTS:
+        name = pathlib.Path("models", model, "grads.safetensors")
+        shutil.copyfile(source / name, target / name)
     for name in COPIES:
         path = target / name.removeprefix("models/")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,365 @@
+// The layer's backward: the same bytes for any ranks, threads, levels, receive rounds and tape policies, with skewed, empty
+// and masked tokens and on dirty buffers; numerical derivatives; sizes as predicted; errors that every rank sees.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <set>
+
+#include "argosy/moe.h"
+#include "support/naive_layer.h"
+#include "support/run_group.h"
+
+namespace argosy {
+namespace {
+
+using testing::Matrix;
+using testing::NaiveLayer;
+using testing::run_group;
+
+struct RunSetup {
+  int num_ranks = 1;
+  int threads = 1;
+  Level level = Level::kGeneric;
+  int64_t budget_rows = 100000;
+  int64_t alignment = 1;
+  TapePolicy policy = {};
+  int steps = 1;
+  ReplicatedGradients replicated = ReplicatedGradients::kExact;
+};
+
+// All gradients of a layer, experts in order.
+struct Gradients {
+  std::vector<float> gate, gate_bias, expert_gate, expert_up, expert_down;
+  std::vector<float> expert_gate_bias, expert_up_bias, expert_down_bias;
+  std::vector<float> shared_gate, shared_up, shared_down, shared_scale, topk_weights;
+  std::vector<std::byte> hidden;
+  double norm = 0;
+
+  bool operator==(const Gradients&) const = default;
+};
+
+TensorView view_of(std::vector<float>& values, std::initializer_list<int64_t> dims) {
+  TensorView view(static_cast<float*>(nullptr), DType::kF32, dims);
+  values.assign(static_cast<size_t>(view.num_elements()), std::nanf(""));  // poison
+  view.data = reinterpret_cast<std::byte*>(values.data());
+  return view;
+}
+
+void append(const std::vector<float>& more, std::vector<float>* to) {
+  to->insert(to->end(), more.begin(), more.end());
+}
+
+// Gradients of one rank, experts and tokens its own.
+MoeGradients make_gradients(const NaiveLayer& layer, int64_t num_local, int64_t num_tokens,
+                            Gradients* mine) {
+  const auto e = static_cast<int64_t>(layer.experts.size());
+  const int64_t h = layer.hidden, f = layer.intermediate;
+  MoeGradients g;
+  mine->hidden.assign(static_cast<size_t>(num_tokens * h * size_of(layer.dtype)), std::byte{0xFF});
+  g.d_hidden = TensorView(mine->hidden.data(), layer.dtype, {num_tokens, h});
+  g.d_gate = view_of(mine->gate, {e, h});
+  if (!layer.gate_bias.empty()) g.d_gate_bias = view_of(mine->gate_bias, {e});
+  g.d_expert_gate = view_of(mine->expert_gate, {num_local, f, h});
+  g.d_expert_up = view_of(mine->expert_up, {num_local, f, h});
+  g.d_expert_down = view_of(mine->expert_down, {num_local, h, f});
+  if (!layer.experts[0].gate_bias.empty()) {
+    g.d_expert_gate_bias = view_of(mine->expert_gate_bias, {num_local, f});
+    g.d_expert_up_bias = view_of(mine->expert_up_bias, {num_local, f});
+    g.d_expert_down_bias = view_of(mine->expert_down_bias, {num_local, h});
+  }
+  if (!layer.shared.empty()) {
+    const int64_t fs = layer.shared[0].gate.rows;
+    g.d_shared_gate = view_of(mine->shared_gate, {fs, h});
+    g.d_shared_up = view_of(mine->shared_up, {fs, h});
+    g.d_shared_down = view_of(mine->shared_down, {h, fs});
+    if (layer.shared_gate.rows > 0) g.d_shared_scale = view_of(mine->shared_scale, {1, h});
+  }
+  g.d_topk_weights = view_of(mine->topk_weights, {num_tokens, layer.router.top_k});
+  return g;
+}
+
+Gradients run_backward(const NaiveLayer& layer, const Matrix& hidden, const Matrix& d_output,
+                       const uint8_t* mask, const RunSetup& setup) {
+  const Tensor input = testing::to_tensor(hidden, layer.dtype);
+  const Tensor d_out = testing::to_tensor(d_output, layer.dtype);
+  std::vector<Gradients> ranks(static_cast<size_t>(setup.num_ranks));
+  run_group(
+      setup.num_ranks,
+      [&](Group& group) {
+        Result<MoeWeights> weights =
+            testing::weights_for_rank(layer, group.rank(), group.num_ranks());
+        ASSERT_TRUE(weights.has_value()) << weights.error().to_string();
+        MoeOptions options;
+        options.hidden_dtype = layer.dtype;
+        options.training = true;
+        options.receive_budget_bytes = setup.budget_rows * layer.hidden * size_of(layer.dtype);
+        options.group_alignment = setup.alignment;
+        Result<std::unique_ptr<MoeLayer>> moe =
+            MoeLayer::create(group, layer.router, std::move(*weights), options);
+        ASSERT_TRUE(moe.has_value()) << moe.error().to_string();
+        const auto first = owned_begin(hidden.rows, group.num_ranks(), group.rank());
+        const auto count = owned_begin(hidden.rows, group.num_ranks(), group.rank() + 1) - first;
+        const Placement placement{static_cast<int64_t>(layer.experts.size()), group.num_ranks(), 0};
+        Gradients& mine = ranks[static_cast<size_t>(group.rank())];
+        Tensor output = std::move(*Tensor::zeros(layer.dtype, {count, layer.hidden}));
+        MoeTape tape(setup.policy);
+        for (int step = 0; step < setup.steps; ++step) {
+          MoeGradients g = make_gradients(layer, placement.num_local(group.rank()), count, &mine);
+          g.replicated = setup.replicated;
+          Status status = (*moe)->forward_train(input.view().rows(first, count),
+                                                mask == nullptr ? nullptr : mask + first,
+                                                output.view(), &tape, nullptr);
+          ASSERT_TRUE(status.ok()) << status.to_string();
+          status = (*moe)->backward(tape, input.view().rows(first, count),
+                                    d_out.view().rows(first, count), {}, g);
+          ASSERT_TRUE(status.ok()) << status.to_string();
+          const Result<double> norm = gradient_norm(group, g);
+          ASSERT_TRUE(norm.has_value());
+          mine.norm = *norm;
+        }
+        ASSERT_TRUE(group.barrier().ok());
+      },
+      [&](GroupOptions& options) {
+        options.dot_order = layer.order;
+        options.level = setup.level;
+        options.threads_per_rank = setup.threads;
+      });
+  Gradients all = ranks[0];
+  for (size_t rank = 1; rank < ranks.size(); ++rank) {
+    const Gradients& one = ranks[rank];
+    // What every rank holds is the same on each.
+    EXPECT_EQ(std::memcmp(one.gate.data(), all.gate.data(), all.gate.size() * 4), 0);
+    EXPECT_EQ(one.shared_down, all.shared_down);
+    append(one.expert_gate, &all.expert_gate);
+    append(one.expert_up, &all.expert_up);
+    append(one.expert_down, &all.expert_down);
+    append(one.expert_gate_bias, &all.expert_gate_bias);
+    append(one.expert_up_bias, &all.expert_up_bias);
+    append(one.expert_down_bias, &all.expert_down_bias);
+    append(one.topk_weights, &all.topk_weights);
+    all.hidden.insert(all.hidden.end(), one.hidden.begin(), one.hidden.end());
+  }
+  return all;
+}
+
+struct Case {
+  DType dtype;
+  DotOrder order;
+  bool shared;
+  bool shared_gate;
+  bool gpt_oss = false;
+};
+
+NaiveLayer layer_of(const Case& param) {
+  return param.gpt_oss ? testing::random_gpt_oss_layer(41, param.dtype, param.order, 9, 3, 37, 19)
+                       : testing::random_layer(41, param.dtype, param.order, 9, 3, 37, 19,
+                                               param.shared, param.shared_gate);
+}
+
+Matrix rows_of(const NaiveLayer& layer, int64_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  return testing::random_matrix(random, count, layer.hidden, 1.0f, layer.dtype == DType::kBF16);
+}
+
+class BackwardBits : public ::testing::TestWithParam<Case> {};
+
+TEST_P(BackwardBits, AreTheSameForAnySetup) {
+  const NaiveLayer layer = layer_of(GetParam());
+  const Matrix hidden = rows_of(layer, 45, 5), d_output = rows_of(layer, 45, 6);
+  const Gradients want = run_backward(layer, hidden, d_output, nullptr, {});
+  for (const float value : want.expert_down) ASSERT_TRUE(std::isfinite(value));
+  const TapePolicy nothing{Keep::kRecompute, Keep::kRecompute, Keep::kRecompute, Keep::kRecompute};
+  const TapePolicy rows_only{Keep::kSave, Keep::kRecompute, Keep::kRecompute, Keep::kRecompute};
+  const TapePolicy no_h{Keep::kRecompute, Keep::kSave, Keep::kRecompute, Keep::kSave};
+  const TapePolicy no_results{Keep::kSave, Keep::kSave, Keep::kSave, Keep::kRecompute};
+  const TapePolicy h_only{Keep::kSave, Keep::kRecompute, Keep::kSave, Keep::kRecompute};
+  for (const RunSetup& setup :
+       {RunSetup{.num_ranks = 2}, RunSetup{.num_ranks = 3, .threads = 2, .steps = 3},
+        RunSetup{.num_ranks = 4, .budget_rows = 7}, RunSetup{.num_ranks = 8, .steps = 2},
+        RunSetup{.num_ranks = 16}, RunSetup{.num_ranks = 1, .level = Level::kReference},
+        RunSetup{.num_ranks = 2, .budget_rows = 12, .alignment = 4, .policy = nothing, .steps = 2},
+        RunSetup{.num_ranks = 3, .policy = rows_only}, RunSetup{.num_ranks = 3, .policy = no_h},
+        RunSetup{.num_ranks = 1, .policy = no_results},
+        RunSetup{.num_ranks = 2, .policy = h_only}}) {
+    const Gradients got = run_backward(layer, hidden, d_output, nullptr, setup);
+    EXPECT_TRUE(got.hidden == want.hidden) << setup.num_ranks;
+    EXPECT_EQ(got.gate, want.gate) << setup.num_ranks;
+    EXPECT_EQ(got.gate_bias, want.gate_bias);
+    EXPECT_EQ(got.expert_gate, want.expert_gate) << setup.num_ranks;
+    EXPECT_EQ(got.expert_up, want.expert_up);
+    EXPECT_EQ(got.expert_down, want.expert_down);
+    EXPECT_EQ(got.expert_gate_bias, want.expert_gate_bias);
+    EXPECT_EQ(got.expert_down_bias, want.expert_down_bias);
+    EXPECT_EQ(got.shared_gate, want.shared_gate);
+    EXPECT_EQ(got.shared_up, want.shared_up);
+    EXPECT_EQ(got.shared_down, want.shared_down);
+    EXPECT_EQ(got.shared_scale, want.shared_scale);
+    EXPECT_EQ(got.topk_weights, want.topk_weights);
+    EXPECT_NEAR(got.norm, want.norm, 1e-9 * want.norm);
+  }
+}
+
+// Masked tokens: rows of zeros, never read, part of no gradient: as if they were not there.
+TEST_P(BackwardBits, MaskedTokensTakePartInNothing) {
+  const NaiveLayer layer = layer_of(GetParam());
+  Matrix hidden = rows_of(layer, 20, 5), d_output = rows_of(layer, 20, 6);
+  std::vector<uint8_t> mask(20, 1);
+  Matrix kept_hidden{0, layer.hidden, {}}, kept_output{0, layer.hidden, {}};
+  for (int64_t token = 0; token < 20; ++token) {
+    float* const row = hidden.values.data() + token * layer.hidden;
+    float* const d_row = d_output.values.data() + token * layer.hidden;
+    if (token % 3 == 0) {
+      mask[static_cast<size_t>(token)] = 0;
+      std::fill_n(row, layer.hidden, std::nanf(""));
+      std::fill_n(d_row, layer.hidden, std::nanf(""));
+      continue;
+    }
+    kept_hidden.values.insert(kept_hidden.values.end(), row, row + layer.hidden);
+    kept_output.values.insert(kept_output.values.end(), d_row, d_row + layer.hidden);
+    ++kept_hidden.rows;
+    ++kept_output.rows;
+  }
+  const Gradients want = run_backward(layer, kept_hidden, kept_output, nullptr, {});
+  const Gradients got = run_backward(layer, hidden, d_output, mask.data(), {.num_ranks = 3});
+  EXPECT_EQ(got.gate, want.gate);
+  EXPECT_EQ(got.expert_gate, want.expert_gate);
+  EXPECT_EQ(got.expert_down, want.expert_down);
+  EXPECT_EQ(got.shared_down, want.shared_down);
+  std::vector<std::byte> rows;
+  const auto row_bytes = static_cast<int64_t>(got.hidden.size()) / 20;
+  for (int64_t token = 0; token < 20; ++token) {
+    const auto begin = got.hidden.begin() + token * row_bytes;
+    if (mask[static_cast<size_t>(token)] != 0) {
+      rows.insert(rows.end(), begin, begin + row_bytes);
+    } else {
+      EXPECT_TRUE(
+          std::all_of(begin, begin + row_bytes, [](std::byte b) { return b == std::byte{0}; }));
+    }
+  }
+  EXPECT_TRUE(rows == want.hidden);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, BackwardBits,
+                         ::testing::Values(Case{DType::kBF16, DotOrder::kAmx, true, true},
+                                           Case{DType::kBF16, DotOrder::kVdpbf16, true, false},
+                                           Case{DType::kF32, DotOrder::kVdpbf16, true, true},
+                                           Case{DType::kBF16, DotOrder::kVdpbf16, false, false,
+                                                true}));
+
+// No token on some ranks, one hot expert, nothing at all.
+TEST(Backward, EmptyRanksAndNoTokens) {
+  const NaiveLayer layer = layer_of({DType::kBF16, DotOrder::kVdpbf16, true, true});
+  for (const int64_t tokens : {0, 1, 2}) {
+    const Matrix hidden = rows_of(layer, tokens, 5), d_output = rows_of(layer, tokens, 6);
+    const Gradients want = run_backward(layer, hidden, d_output, nullptr, {});
+    Gradients got = run_backward(layer, hidden, d_output, nullptr, {.num_ranks = 5, .steps = 2});
+    EXPECT_NEAR(got.norm, want.norm, 1e-9 * want.norm);  // added rank by rank
+    got.norm = want.norm;
+    EXPECT_TRUE(got == want) << tokens;
+    if (tokens == 0) {
+      for (const float value : got.expert_gate) ASSERT_EQ(value, 0.0f);
+    }
+  }
+}
+
+// Within 1e-6 of the exact ones, and repeatable.
+TEST(Backward, ReducedGradientsAreNearExactOnes) {
+  const NaiveLayer layer = layer_of({DType::kF32, DotOrder::kVdpbf16, true, true});
+  const Matrix hidden = rows_of(layer, 45, 5), d_output = rows_of(layer, 45, 6);
+  const Gradients exact = run_backward(layer, hidden, d_output, nullptr, {});
+  const RunSetup setup{.num_ranks = 4, .replicated = ReplicatedGradients::kReduced};
+  const Gradients reduced = run_backward(layer, hidden, d_output, nullptr, setup);
+  EXPECT_EQ(reduced.expert_gate, exact.expert_gate);
+  const auto expect_near = [](const std::vector<float>& got, const std::vector<float>& want) {
+    ASSERT_EQ(got.size(), want.size());
+    float peak = 0;
+    for (const float value : want) peak = std::max(peak, std::abs(value));
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-6f * peak);
+  };
+  expect_near(reduced.gate, exact.gate);
+  expect_near(reduced.shared_gate, exact.shared_gate);
+  expect_near(reduced.shared_scale, exact.shared_scale);
+  EXPECT_TRUE(run_backward(layer, hidden, d_output, nullptr, setup) == reduced);
+}
+
+// What is wrong with one rank's call is every rank's error, and the group goes on.
+TEST(Backward, BadCallsAreEveryRanksErrorAndTheGroupGoesOn) {
+  const NaiveLayer layer = layer_of({DType::kBF16, DotOrder::kVdpbf16, false, false});
+  const Matrix hidden = rows_of(layer, 6, 5);
+  const Tensor input = testing::to_tensor(hidden, layer.dtype);
+  run_group(
+      2,
+      [&](Group& group) {
+        const auto make = [&](bool training) {
+          MoeOptions options;
+          options.hidden_dtype = layer.dtype;
+          options.training = training;
+          return std::move(*MoeLayer::create(
+              group, layer.router,
+              std::move(*testing::weights_for_rank(layer, group.rank(), group.num_ranks())),
+              options));
+        };
+        const std::unique_ptr<MoeLayer> moe = make(true), other = make(true), plain = make(false);
+        const ConstTensorView x = input.view().rows(group.rank() * 3, 3);
+        Tensor output = std::move(*Tensor::zeros(layer.dtype, {3, layer.hidden}));
+        MoeTape tape, empty;
+        EXPECT_EQ(plain->forward_train(x, nullptr, output.view(), &tape, nullptr).code(),
+                  StatusCode::kUnsupported);
+        EXPECT_EQ(plain->backward(tape, x, x, {}, {}).code(), StatusCode::kUnsupported);
+        const bool is_bad = group.rank() == 1;
+        const auto expect_error = [&](MoeLayer& target, const MoeTape& used,
+                                      const ConstTensorView& d, const MoeGradients& g,
+                                      StatusCode code, const char* text) {
+          const Status status = target.backward(used, x, d, {}, g);
+          EXPECT_EQ(status.code(), code) << status.to_string();
+          EXPECT_NE(status.message().find(text), std::string::npos) << status.to_string();
+        };
+        ASSERT_TRUE(moe->forward_train(x, nullptr, output.view(), &tape, nullptr).ok());
+        expect_error(*moe, is_bad ? empty : tape, x, {}, StatusCode::kStalePlan,
+                     "rank 1: the tape is empty");
+        expect_error(*other, tape, x, {}, StatusCode::kStalePlan,
+                     "rank 0: the tape was filled by another layer");
+        expect_error(*moe, tape, is_bad ? x.rows(0, 2) : x, {}, StatusCode::kInvalidArgument,
+                     "rank 1: d_output is BF16 [2, 37]");
+        MoeGradients wrong;
+        std::vector<float> values;
+        if (is_bad) wrong.d_gate = view_of(values, {9, 36});
+        expect_error(*moe, tape, x, wrong, StatusCode::kInvalidArgument,
+                     "rank 1: d_gate is F32 [9, 36]");
+        EXPECT_TRUE(moe->backward(tape, x, x, {}, {}).ok());  // also without any gradient asked for
+        EXPECT_TRUE(moe->forward(x, nullptr, output.view(), nullptr).ok());
+        ASSERT_TRUE(group.barrier().ok());
+      },
+      [&](GroupOptions& options) { options.dot_order = layer.order; });
+}
+
+TEST(TapeSize, IsWhatATapeHolds) {
+  const NaiveLayer layer = layer_of({DType::kBF16, DotOrder::kVdpbf16, false, false});
+  const Matrix hidden = rows_of(layer, 40, 5);
+  const Tensor input = testing::to_tensor(hidden, layer.dtype);
+  for (const TapePolicy& policy :
+       {TapePolicy{},
+        TapePolicy{Keep::kRecompute, Keep::kRecompute, Keep::kRecompute, Keep::kRecompute},
+        TapePolicy{Keep::kSave, Keep::kRecompute, Keep::kSave, Keep::kRecompute}}) {
+    run_group(1, [&](Group& group) {
+      MoeOptions options;
+      options.hidden_dtype = layer.dtype;
+      options.training = true;
+      const std::unique_ptr<MoeLayer> moe = std::move(*MoeLayer::create(
+          group, layer.router, std::move(*testing::weights_for_rank(layer, 0, 1)), options));
+      Tensor output = std::move(*Tensor::zeros(layer.dtype, {40, layer.hidden}));
+      MoeTape tape(policy);
+      ASSERT_TRUE(moe->forward_train(input.view(), nullptr, output.view(), &tape, nullptr).ok());
+      const TapeShape shape{
+          layer.dtype, layer.hidden, layer.intermediate, 9, 3, tape.plan().receive_slots[0], 40};
+      EXPECT_GE(tape.num_bytes(), size_tape(policy, shape).tape_bytes);
+      // Buffers are whole cache lines.
+      EXPECT_LE(tape.num_bytes(), size_tape(policy, shape).tape_bytes + 6 * 64);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace argosy
