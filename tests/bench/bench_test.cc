@@ -14,7 +14,7 @@ namespace {
 using Words = std::vector<std::string>;
 using nlohmann::json;
 
-const Words kAreas = {"gemm", "layer", "exchange", "router", "quantise"};
+const Words kAreas = {"gemm", "layer", "exchange", "router", "quantise", "train"};
 
 CliResult quick(const std::string& area, Words more) {
   more.insert(more.begin(), {"bench", area, "--quick", "--samples", "3"});
@@ -84,7 +84,8 @@ TEST(Bench, AreasHaveTheNamedCases) {
        "layer_prefill_fp8", "layer_prefill_mxfp4"},
       {"exchange_throughput"},
       {"router_deepseek_v3", "router_softmax"},
-      {"quantise_e4m3_1x128", "quantise_mxfp8", "dequantise_e4m3_1x128", "dequantise_mxfp8"}};
+      {"quantise_e4m3_1x128", "quantise_mxfp8", "dequantise_e4m3_1x128", "dequantise_mxfp8"},
+      {"layer_train"}};
   for (size_t i = 0; i < kAreas.size(); ++i) {
     const CliResult result = run_cli({"bench", kAreas[i], "--list", "--json", "-"});
     ASSERT_EQ(result.exit_code, 0) << result.err;

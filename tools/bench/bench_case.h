@@ -86,6 +86,7 @@ std::vector<BenchCase> gemm_cases(const BenchSizes& sizes);
 std::vector<BenchCase> layer_cases(const BenchSizes& sizes);
 std::vector<BenchCase> exchange_cases(const BenchSizes& sizes);
 std::vector<BenchCase> latency_cases(const BenchSizes& sizes);
+std::vector<BenchCase> train_cases(const BenchSizes& sizes);
 std::vector<BenchCase> router_cases(const BenchSizes& sizes);
 std::vector<BenchCase> quantise_cases(const BenchSizes& sizes);
 

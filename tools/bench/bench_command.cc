@@ -41,6 +41,7 @@ std::vector<BenchCase> cases_of(const BenchCommand& command) {
   if (command.area == "gemm") return bench::gemm_cases(sizes);
   if (command.area == "layer") return bench::layer_cases(sizes);
   if (command.area == "latency") return bench::latency_cases(sizes);
+  if (command.area == "train") return bench::train_cases(sizes);
   if (command.area == "router") return bench::router_cases(sizes);
   if (command.area == "quantise") return bench::quantise_cases(sizes);
   return bench::exchange_cases(sizes);
@@ -117,10 +118,10 @@ int run_bench(const BenchCommand& command) {
 
 void add_options(CLI::App& app, BenchCommand& options) {
   app.add_option("area", options.area,
-                 "What to time: gemm, layer, exchange, latency, router or quantise")
+                 "What to time: gemm, layer, train, exchange, latency, router or quantise")
       ->required()
       ->type_name("AREA")
-      ->check(one_of({"gemm", "layer", "exchange", "latency", "router", "quantise"}));
+      ->check(one_of({"gemm", "layer", "train", "exchange", "latency", "router", "quantise"}));
   app.add_option("--filter", options.filter,
                  "Only cases whose name and parameters, as --list prints them, hold this text")
       ->type_name("TEXT");
@@ -155,10 +156,10 @@ void add_options(CLI::App& app, BenchCommand& options) {
 }  // namespace
 
 void add_bench_command(CLI::App& app, int* exit_code) {
-  CLI::App* const command =
-      app.add_subcommand("bench",
-                         "Time the grouped GEMM, the layer, the exchange in both modes, the "
-                         "router or the quantiser against this machine's limits");
+  CLI::App* const command = app.add_subcommand(
+      "bench",
+      "Time the grouped GEMM, the layer, a training step, the exchange in both modes, the "
+      "router or the quantiser against this machine's limits");
   const auto options = std::make_shared<BenchCommand>();
   add_options(*command, *options);
   command->footer(

@@ -48,22 +48,6 @@ Status set_expert(const LayerShape& shape, const ExpertValues& values, int64_t l
   return weights->down.set_group(local, down.view());
 }
 
-Result<MoeWeights> make_weights(const LayerShape& shape, int64_t first, int64_t count) {
-  MoeWeights weights;
-  weights.first_expert = first;
-  ARGOSY_ASSIGN_OR_RETURN(weights.gate, normal_tensor({shape.num_experts, shape.hidden},
-                                                      inverse_root(shape.hidden), 7));
-  ARGOSY_ASSIGN_OR_RETURN(weights.gate_up, create_packed(shape, PackedWeights::Kind::kGateUp, count,
-                                                         shape.intermediate, shape.hidden));
-  ARGOSY_ASSIGN_OR_RETURN(weights.down, create_packed(shape, PackedWeights::Kind::kPlain, count,
-                                                      shape.hidden, shape.intermediate));
-  for (int64_t local = 0; local < count; ++local) {
-    ARGOSY_ASSIGN_OR_RETURN(const ExpertValues values, expert_values(shape, first + local));
-    ARGOSY_RETURN_IF_ERROR(set_expert(shape, values, local, &weights));
-  }
-  return weights;
-}
-
 // Rows of one token in fp64; h is not rounded, which costs less than the tolerance.
 std::vector<double> exact_token(const LayerShape& shape, const BFloat16* x,
                                 const ExpertValues& expert) {
@@ -86,6 +70,22 @@ std::vector<double> exact_token(const LayerShape& shape, const BFloat16* x,
 }
 
 }  // namespace
+
+Result<MoeWeights> layer_weights(const LayerShape& shape, int64_t first, int64_t count) {
+  MoeWeights weights;
+  weights.first_expert = first;
+  ARGOSY_ASSIGN_OR_RETURN(weights.gate, normal_tensor({shape.num_experts, shape.hidden},
+                                                      inverse_root(shape.hidden), 7));
+  ARGOSY_ASSIGN_OR_RETURN(weights.gate_up, create_packed(shape, PackedWeights::Kind::kGateUp, count,
+                                                         shape.intermediate, shape.hidden));
+  ARGOSY_ASSIGN_OR_RETURN(weights.down, create_packed(shape, PackedWeights::Kind::kPlain, count,
+                                                      shape.hidden, shape.intermediate));
+  for (int64_t local = 0; local < count; ++local) {
+    ARGOSY_ASSIGN_OR_RETURN(const ExpertValues values, expert_values(shape, first + local));
+    ARGOSY_RETURN_IF_ERROR(set_expert(shape, values, local, &weights));
+  }
+  return weights;
+}
 
 Result<ExpertValues> expert_values(const LayerShape& shape, int64_t expert) {
   const auto seed = 10 + 3 * static_cast<uint64_t>(expert);
@@ -127,8 +127,8 @@ Status LayerWork::make_rank(Group& group) {
   rank.num_tokens =
       owned_begin(shape_.num_tokens, group.num_ranks(), group.rank() + 1) - rank.first_token;
   const Placement placement{shape_.num_experts, group.num_ranks(), 0};
-  ARGOSY_ASSIGN_OR_RETURN(MoeWeights weights, make_weights(shape_, placement.begin(group.rank()),
-                                                           placement.num_local(group.rank())));
+  ARGOSY_ASSIGN_OR_RETURN(MoeWeights weights, layer_weights(shape_, placement.begin(group.rank()),
+                                                            placement.num_local(group.rank())));
   ARGOSY_ASSIGN_OR_RETURN(const RouterSpec router,
                           router_preset("mixtral", shape_.num_experts, shape_.top_k));
   MoeOptions options;

@@ -29,6 +29,9 @@ struct ExpertValues {
 };
 Result<ExpertValues> expert_values(const LayerShape& shape, int64_t expert);
 
+// Packed weights of experts [first, first + count), and a random gate [E, H].
+Result<MoeWeights> layer_weights(const LayerShape& shape, int64_t first, int64_t count);
+
 class LayerWork {
  public:
   // `num_routings` of them, taken in turn: what a call finds in a cache must not be its own
