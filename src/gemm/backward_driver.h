@@ -9,7 +9,7 @@
 //   int64_t num_blocks(g)                              0: the sums are 0
 //   void load(tile, blocks, TileRows*)                 puts the tile's rows, by TileRows::put
 //   const std::byte* panel(tile, panel, blocks, room)  the panel's blocks; `room` is there to make them in
-//   void fetch_output(tile, panel, row)                prefetches where a row of it goes
+//   void fetch_output(tile, panel, rows)               prefetches where rows of it go
 //   void store(tile, panel, products)                  [tile.rows.count][32] finished sums, denormals kept
 #pragma once
 
@@ -26,7 +26,7 @@
 
 namespace argosy::gemm {
 
-// Sizes of a worker's room. Measured on Zen 4 (L2 1 MiB): docs/perf/gemm.md.
+// Sizes of a worker's room. Rows, a panel and sums share an L2 of 1 MiB.
 struct BackwardLimits {
   int64_t tile_rows = 0;     // in whole row blocks
   int64_t chunk_blocks = 0;  // of 32 of the contraction: the tile's rows stay in L2
@@ -135,9 +135,7 @@ class BackwardProduct {
                       const TileRows& rows, float* products) const {
     for (int64_t at = 0; at < rows.num_row_blocks; ++at) {
       const Part block = rows.row_block(at);
-      for (int64_t r = block.first; r < block.first + block.count; ++r) {
-        source_.fetch_output(tile, panel, r);
-      }
+      source_.fetch_output(tile, panel, block);
       rows.dot->run({
           .rows = rows.rows_of(block),
           .row_stride_bytes = rows.value_stride,
@@ -154,6 +152,15 @@ class BackwardProduct {
   const Dot& dot_;
   const BackwardLimits& limits_;
 };
+
+// Prefetches the first `lines` of each row for writing.
+inline void fetch_rows(const std::byte* first, int64_t stride_bytes, const Part& rows, int lines) {
+  for (int64_t r = rows.first; r < rows.first + rows.count; ++r) {
+    for (int line = 0; line < lines; ++line) {
+      __builtin_prefetch(first + r * stride_bytes + line * 64, 1, 3);
+    }
+  }
+}
 
 // `sizes`: rows of each group's products; `num_panels`: of their columns.
 template <typename Source>

@@ -32,10 +32,9 @@ class PreactivationSource {
     return w_.panel(tile.group, panel) + blocks.first * block_bytes;
   }
 
-  void fetch_output(const Tile& tile, int64_t panel, int64_t row) const {
+  void fetch_output(const Tile& tile, int64_t panel, const Part& rows) const {
     for (const TensorView* out : {&gate_, &up_}) {
-      __builtin_prefetch(output(*out, tile, panel) + row * out->stride(0) * size_of(out->dtype), 1,
-                         3);
+      fetch_rows(output(*out, tile, panel), out->stride(0) * size_of(out->dtype), rows, 1);
     }
   }
 

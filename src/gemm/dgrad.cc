@@ -56,8 +56,8 @@ class DgradSource {
     return room;
   }
 
-  void fetch_output(const Tile& tile, int64_t panel, int64_t row) const {
-    __builtin_prefetch(output(tile, panel) + row * row_stride_bytes(), 1, 3);
+  void fetch_output(const Tile& tile, int64_t panel, const Part& rows) const {
+    fetch_rows(output(tile, panel), row_stride_bytes(), rows, d_x_.dtype == DType::kF32 ? 2 : 1);
   }
 
   void store(const Tile& tile, int64_t panel, const float* products) const {

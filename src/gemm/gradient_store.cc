@@ -1,6 +1,8 @@
 // The three builds of gradient_store.inl; what differs is the instruction set. Test: tests/gemm/wgrad_test.cc.
 #include "gemm/gradient_store.h"
 
+#include <immintrin.h>
+
 namespace argosy::gemm {
 namespace {
 
@@ -20,6 +22,34 @@ namespace avx512 {
 #define ARGOSY_KERNEL_TARGET \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
 #include "gemm/gradient_store.inl"
+
+// Whole lines only; what is left of a row goes the usual way.
+ARGOSY_KERNEL_TARGET void stream_rows(const GradientStoreArgs& args) {
+  const __m512 alpha = _mm512_set1_ps(args.alpha);
+  const __m512 nan = _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000));
+  const int64_t num_lines = args.num_columns / kLanes;
+  for (int64_t r = 0; r < args.num_rows; ++r) {
+    auto* const to = reinterpret_cast<float*>(args.out + r * args.row_stride_bytes);
+    for (int64_t line = 0; line < num_lines; ++line) {
+      const __m512 x = _mm512_mul_ps(alpha, _mm512_load_ps(args.sums + r * 32 + line * kLanes));
+      const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+      _mm512_stream_ps(to + line * kLanes, _mm512_mask_blend_ps(is_nan, x, nan));
+    }
+  }
+  if (args.num_columns % kLanes != 0) {
+    GradientStoreArgs rest = args;
+    rest.sums += num_lines * kLanes;
+    rest.num_columns -= num_lines * kLanes;
+    rest.out += num_lines * 64;
+    store_rows<float, false>(rest);
+  }
+  // Before whoever is told that the task is done reads them.
+  _mm_sfence();
+}
+
+constexpr GradientStores kStreaming{
+    .of = {{kStores.of[0][0], kStores.of[0][1]}, {kStores.of[1][0], kStores.of[1][1]}},
+    .stream_f32 = stream_rows};
 #undef ARGOSY_KERNEL_TARGET
 }  // namespace avx512
 
@@ -27,7 +57,7 @@ namespace avx512 {
 
 const GradientStores& base_gradient_stores() { return base::kStores; }
 const GradientStores& avx2_gradient_stores() { return avx2::kStores; }
-const GradientStores& avx512_gradient_stores() { return avx512::kStores; }
+const GradientStores& avx512_gradient_stores() { return avx512::kStreaming; }
 
 const GradientStores& gradient_stores_for(Level level) {
   if (level >= Level::kAvx512) return avx512_gradient_stores();

@@ -28,6 +28,8 @@ using GradientStore = void (*)(const GradientStoreArgs& args);
 // By [is fp32][accumulates].
 struct GradientStores {
   GradientStore of[2][2] = {};
+  // fp32, overwritten, past the caches; every row of `out` begins a line of 64 bytes. Null: a level without.
+  GradientStore stream_f32 = nullptr;
 };
 const GradientStores& base_gradient_stores();
 const GradientStores& avx2_gradient_stores();

@@ -25,8 +25,10 @@ class WgradSource {
         x_(x),
         gradient_(gradient),
         out_(out),
-        store_(gradient_stores_for(options.level)
-                   .of[out.dtype == DType::kF32 ? 1 : 0][gradient.accumulate ? 1 : 0]) {}
+        streams_(streams(options.level, gradient, out)),
+        store_(streams_ ? gradient_stores_for(options.level).stream_f32
+                        : gradient_stores_for(options.level)
+                              .of[out.dtype == DType::kF32 ? 1 : 0][gradient.accumulate ? 1 : 0]) {}
 
   int64_t num_blocks(int64_t group) const { return ceil_div(size_of_group(group), kBlockK); }
   int64_t row_element() const { return size_of(x_.dtype); }
@@ -56,10 +58,9 @@ class WgradSource {
     return room;
   }
 
-  void fetch_output(const Tile& tile, int64_t panel, int64_t row) const {
-    const std::byte* to = output(tile, panel) + row * row_stride_bytes();
-    __builtin_prefetch(to, 1, 3);
-    if (out_.dtype == DType::kF32) __builtin_prefetch(to + 64, 1, 3);
+  void fetch_output(const Tile& tile, int64_t panel, const Part& rows) const {
+    if (streams_) return;
+    fetch_rows(output(tile, panel), row_stride_bytes(), rows, out_.dtype == DType::kF32 ? 2 : 1);
   }
 
   void store(const Tile& tile, int64_t panel, const float* products) const {
@@ -75,6 +76,15 @@ class WgradSource {
   }
 
  private:
+  // Whole lines of a gradient larger than caches go past them: its lines need not be read first.
+  static bool streams(Level level, const WeightGradientOptions& gradient, const TensorView& out) {
+    constexpr int64_t kLineFloats = 16, kLeastBytes = int64_t{4} << 20;
+    const bool are_lines = reinterpret_cast<uintptr_t>(out.data) % 64 == 0 &&
+                           out.stride(0) % kLineFloats == 0 && out.stride(1) % kLineFloats == 0;
+    return gradient_stores_for(level).stream_f32 != nullptr && out.dtype == DType::kF32 &&
+           !gradient.accumulate && are_lines && out.num_elements() * 4 >= kLeastBytes;
+  }
+
   int64_t size_of_group(int64_t group) const { return d_y_.sizes[static_cast<size_t>(group)]; }
 
   MatrixBlock block_of(const ConstTensorView& view, int64_t group, int64_t block, int64_t column,
@@ -96,6 +106,7 @@ class WgradSource {
   const ConstTensorView& x_;
   const WeightGradientOptions& gradient_;
   const TensorView& out_;
+  bool streams_;
   GradientStore store_;
 };
 

@@ -79,7 +79,7 @@ TEST(Bench, LatencyHasPercentilesAndBothModes) {
 
 TEST(Bench, AreasHaveTheNamedCases) {
   const std::vector<std::set<std::string>> names = {
-      {"gemm_hot", "gemm_cold", "gemm_skew"},
+      {"gemm_hot", "gemm_cold", "gemm_skew", "gemm_dgrad", "gemm_wgrad", "gemm_wgrad_added"},
       {"layer_prefill", "layer_decode", "layer_ranks", "layer_decode_fp8", "layer_decode_mxfp4",
        "layer_prefill_fp8", "layer_prefill_mxfp4"},
       {"exchange_throughput"},
@@ -113,6 +113,9 @@ TEST(Bench, FullSizesAndGoals) {
     EXPECT_EQ(find(gemm, "gemm_cold", {{"rows", rows}})["goals"]["fma"], 0.88);
   }
   EXPECT_EQ(find(gemm, "gemm_skew", {{"rows", 4096}, {"threads", 2}})["goals"]["amx"], 0.95);
+  for (const char* name : {"gemm_dgrad", "gemm_wgrad"}) {
+    EXPECT_EQ(find(gemm, name, {{"rows", 256}, {"N", 2048}})["goals"]["avx512_bf16"], 0.80) << name;
+  }
   const json layer = list_of("layer");
   const json shape = {{"E", 32}, {"K", 4}, {"H", 2048}, {"F", 1024}};
   const auto layer_of = [&](const std::string& name, int tokens) {

@@ -234,6 +234,64 @@ TEST(Kernels, EveryStoreGivesTheBitsOfTheReference) {
   }
 }
 
+// Two calls of 64 and 33 k, the second going on, give what one call of 97 does; rows of every count.
+template <typename X, typename W>
+void expect_resumes(const char* name, const Dot& whole, std::mt19937& rng) {
+  constexpr int64_t kFirst = 64, kAll = 97;
+  const DType dtype = sizeof(W) == 2 ? DType::kBF16 : DType::kF32;
+  const int64_t num_rows = 1 + static_cast<int64_t>(rng()) % whole.row_block;
+  const auto bits_as = [&rng](auto* values, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t word = testing::random_bits(rng, Values::kWide);
+      std::memcpy(values + i, reinterpret_cast<const std::byte*>(&word) + 4 - sizeof(*values),
+                  sizeof(*values));
+    }
+  };
+  std::vector<X> x(static_cast<size_t>(num_rows * kAll));
+  std::vector<W> w(32 * kAll);
+  bits_as(x.data(), x.size());
+  bits_as(w.data(), w.size());
+  const PackedWeights weights = packed(dtype, w.data(), 32, kAll);
+  const std::vector<float> want =
+      run_dot(whole, x.data(), kAll * int64_t{sizeof(X)}, num_rows, weights);
+  const Dot& dot = whole.for_rows(num_rows);
+  Result<AlignedBuffer> scratch = AlignedBuffer::allocate(num_rows * kPanelColumns * 4);
+  Result<AlignedBuffer> staged = AlignedBuffer::allocate(num_rows * 2 * dot.staged_bytes);
+  for (const int64_t first : {int64_t{0}, kFirst}) {
+    DotArgs args;
+    args.k = first == 0 ? kFirst : kAll - kFirst;
+    args.num_rows = num_rows;
+    args.rows = reinterpret_cast<const std::byte*>(x.data() + first);
+    args.row_stride_bytes = kAll * int64_t{sizeof(X)};
+    if (dot.stage != nullptr) {
+      dot.stage({args.rows, args.row_stride_bytes, num_rows, args.k, staged->data()});
+      args.rows = staged->data();
+    }
+    args.panel = weights.panel(0, 0) + first * kPanelColumns * int64_t{sizeof(W)};
+    args.scratch = reinterpret_cast<float*>(scratch->data());
+    args.resumes = first > 0;
+    const platform::ScopedFloatEnv flush(platform::Denormals::kFlush);
+    dot.run(args);
+  }
+  ASSERT_EQ(std::memcmp(scratch->data(), want.data(), want.size() * sizeof(float)), 0)
+      << name << " rows " << num_rows;
+}
+
+TEST(Kernels, ChainsGoOnWhereTheyResume) {
+  constexpr uint32_t kSeed = 20241115;
+  SCOPED_TRACE("seed " + std::to_string(kSeed));
+  std::mt19937 rng(kSeed);
+  for (const Build& build : builds()) {
+    if (build.table == &reference_kernels()) continue;
+    for (int round = 0; round < 12; ++round) {
+      expect_resumes<BFloat16, BFloat16>(build.name, build.table->bf16_amx, rng);
+      expect_resumes<BFloat16, BFloat16>(build.name, build.table->bf16_vdpbf16, rng);
+      expect_resumes<float, BFloat16>(build.name, build.table->f32_bf16, rng);
+      expect_resumes<float, float>(build.name, build.table->f32_f32, rng);
+    }
+  }
+}
+
 TEST(Kernels, RowBlocksFitTheDriversScratch) {
   for (const Build& build : builds()) {
     for (const Dot& dot : {build.table->bf16_amx, build.table->bf16_vdpbf16, build.table->f32_bf16,

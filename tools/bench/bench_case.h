@@ -83,6 +83,7 @@ struct BenchSizes {
   int num_threads = 1;  // as in BenchContext
 };
 std::vector<BenchCase> gemm_cases(const BenchSizes& sizes);
+std::vector<BenchCase> gemm_backward_cases(const BenchSizes& sizes);  // part of them
 std::vector<BenchCase> layer_cases(const BenchSizes& sizes);
 std::vector<BenchCase> exchange_cases(const BenchSizes& sizes);
 std::vector<BenchCase> latency_cases(const BenchSizes& sizes);

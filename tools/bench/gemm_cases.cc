@@ -229,6 +229,8 @@ std::vector<BenchCase> gemm_cases(const BenchSizes& sizes) {
        "half the time of one thread",
        Goals::same(0.95),
        [=](const BenchContext& context) { return SkewBench::make(context, skewed, n, n); }});
+  std::vector<BenchCase> backward = gemm_backward_cases(sizes);
+  std::move(backward.begin(), backward.end(), std::back_inserter(cases));
   return cases;
 }
 
