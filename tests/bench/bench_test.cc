@@ -71,9 +71,9 @@ TEST(Bench, LatencyHasPercentilesAndBothModes) {
     EXPECT_LE(item["median_seconds"].get<double>(), item["max_seconds"].get<double>());
     transports.insert(item["params"]["processes"].dump());
   }
-  EXPECT_EQ(names_in(list), (std::set<std::string>{"latency_dispatch_bf16", "latency_dispatch_fp8",
-                                                   "latency_combine", "latency_both_bf16",
-                                                   "latency_both_fp8"}));
+  EXPECT_EQ(names_in(list),
+            (std::set<std::string>{"latency_dispatch_bf16", "latency_dispatch_fp8",
+                                   "latency_combine", "latency_both_bf16", "latency_both_fp8"}));
   EXPECT_EQ(transports, (std::set<std::string>{"0", "1"}));
 }
 
