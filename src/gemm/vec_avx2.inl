@@ -34,9 +34,7 @@ struct Vec {
   }
 
   ARGOSY_KERNEL_INLINE static Mask is_positive(F x) { return _mm256_cmp_ps(x, zero(), _CMP_GT_OQ); }
-  ARGOSY_KERNEL_INLINE static Mask is_greater(F a, F b) {
-    return _mm256_cmp_ps(a, b, _CMP_GT_OQ);
-  }
+  ARGOSY_KERNEL_INLINE static Mask is_greater(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
   ARGOSY_KERNEL_INLINE static Mask is_nan(F x) { return _mm256_cmp_ps(x, x, _CMP_UNORD_Q); }
   ARGOSY_KERNEL_INLINE static bool any_outside(F x, F least, F largest) {
     return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x, least, _CMP_LT_OQ),
