@@ -1,7 +1,8 @@
 // What an expert does between its products: h = activation(x . gate, x . up), in fp32.
 //
-// One enum for every place that names an activation: checkpoint configs, the layer, the epilogue of the
-// grouped GEMM, its backward, the fp64 reference. Arithmetic: contract 3.5 and 4.4. Test: tests/gemm/, tests/moe/.
+// One enum for every place that names an activation: checkpoint configs, the layer, the epilogue of
+// the grouped GEMM, its backward, the fp64 reference. Arithmetic: contract 3.5 and 4.4. Test:
+// tests/gemm/, tests/moe/.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +32,8 @@ struct Activation {
   float alpha = 1.702f;
 };
 
-// Ok, or kInvalidArgument that names field and value: an unknown kind; a limit or alpha that is read and not
-// finite and positive.
+// Ok, or kInvalidArgument that names field and value: an unknown kind; a limit or alpha that is
+// read and not finite and positive.
 Status validate(const Activation& activation);
 
 // "swiglu", or "clamped_swiglu limit 7 alpha 1.702".

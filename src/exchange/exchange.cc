@@ -194,7 +194,7 @@ Status Exchange::State::wait(FlagKind kind, int64_t round, const std::vector<int
         {peer, flag_offset(kind, peer), sequence(round), &waited_ns[static_cast<size_t>(peer)]});
   }
   if (waits.empty()) return group.health();
-  const Status status = group.endpoint().wait_all(flags, waits, deadline(), what);
+  Status status = group.endpoint().wait_all(flags, waits, deadline(), what);
   for (const transport::WaitItem& item : waits) note_wait(item.peer, *item.waited_ns);
   return status;
 }

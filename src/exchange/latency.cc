@@ -26,7 +26,6 @@ Result<std::unique_ptr<State>> State::create(transport::Endpoint& endpoint, Thre
   const auto ranks = static_cast<size_t>(endpoint.num_ranks());
   const auto experts = static_cast<size_t>(options.num_experts);
   const auto local = static_cast<size_t>(state->placement.num_local(endpoint.rank()));
-  const auto ids = static_cast<size_t>(options.max_tokens * options.top_k);
   state->owner.resize(experts);
   state->local_id.resize(experts);
   for (size_t expert = 0; expert < experts; ++expert) {
@@ -35,8 +34,6 @@ Result<std::unique_ptr<State>> State::create(transport::Endpoint& endpoint, Thre
     state->local_id[expert] =
         static_cast<int32_t>(static_cast<int64_t>(expert) - state->placement.begin(rank));
   }
-  state->slot_of.resize(ids);
-  state->entry_of.resize(ids);
   state->last_token.resize(ranks);
   state->waits.reserve(ranks);
   state->waited_ns.resize(ranks);
@@ -47,8 +44,6 @@ Result<std::unique_ptr<State>> State::create(transport::Endpoint& endpoint, Thre
   ARGOSY_RETURN_IF_ERROR(state->staging.reserve(pool.num_threads() * state->layout.slot_bytes));
   state->calls.resize(static_cast<size_t>(options.num_in_flight));
   for (Call& call : state->calls) {
-    call.dest_rank.resize(ids);
-    call.result_at.resize(ids);
     call.sent_slots.resize(ranks);
   }
   const ExchangeSize& size = state->layout.size;
@@ -115,7 +110,7 @@ Status State::wait(LatencyLayout::Kind kind, const Call& call, bool everybody, c
     waits.push_back({peer, layout.flag(set_of(call.epoch), kind, peer),
                      LatencyFlag::of_epoch(call.epoch), peer == rank() ? nullptr : &waited_ns[at]});
   }
-  const Status status = endpoint.wait_all(flags, waits, deadline(), what);
+  Status status = endpoint.wait_all(flags, waits, deadline(), what);
   for (const transport::WaitItem& item : waits) {
     if (item.waited_ns != nullptr && *item.waited_ns >= 0) {
       stats.waits[static_cast<size_t>(item.peer)].add(*item.waited_ns);

@@ -2,6 +2,7 @@
 // experts there; received slots are sorted by expert. Floor: docs/perf/latency.md. Test: tests/exchange/latency_test.cc.
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <numeric>
 #include <string>
 
@@ -61,6 +62,20 @@ Status State::check_input(const Routing& routing, const ConstTensorView& hidden)
   const ConstTensorView ids(routing.topk_idx.data(), DType::kI32,
                             {routing.num_tokens, routing.top_k});
   return count_topk(ids, options.num_experts, &own_counts);
+}
+
+Status State::make_room(const Routing& routing, Call* call) {
+  const size_t ids = routing.topk_idx.size();
+  if (call->dest_rank.size() >= ids && slot_of.size() >= ids) return {};
+  try {
+    call->dest_rank.resize(std::max(ids, call->dest_rank.size()));
+    call->result_at.resize(call->dest_rank.size());
+    slot_of.resize(std::max(ids, slot_of.size()));
+    entry_of.resize(slot_of.size());
+  } catch (const std::exception&) {  // bad_alloc or length_error
+    return base::error(StatusCode::kOutOfMemory, "no memory for the slots of {} ids", ids);
+  }
+  return {};
 }
 
 // Which slot of which rank each (token, k) goes to, and where its result will lie.
@@ -200,7 +215,8 @@ Result<uint64_t> State::issue_dispatch(const Status& local, const Routing& routi
   call.parcels.clear();
   std::ranges::fill(call.sent_slots, 0);
   ++stats.num_calls;
-  const Status status = local.ok() && !note.decline ? check_input(routing, hidden) : local;
+  Status status = local.ok() && !note.decline ? check_input(routing, hidden) : local;
+  if (status.ok() && !note.decline) status = make_room(routing, &call);
   call.failed = !status.ok() || note.decline;
   call.num_tokens = call.failed ? 0 : routing.num_tokens;
   uint64_t bits = 0;
@@ -221,8 +237,8 @@ Result<uint64_t> State::issue_dispatch(const Status& local, const Routing& routi
 }
 
 Status State::corrupt(const Call& call, int source, int64_t index, const std::string& what) {
-  const Status status = base::error(StatusCode::kCorruptData, "call {}, slot {} from rank {}: {}",
-                                    call.epoch, index, source, what);
+  Status status = base::error(StatusCode::kCorruptData, "call {}, slot {} from rank {}: {}",
+                              call.epoch, index, source, what);
   // Nobody sends that: the peers must not wait for this rank.
   endpoint.abort(status);
   return status;

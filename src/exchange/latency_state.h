@@ -123,9 +123,9 @@ struct LatencyExchange::State {
     bool failed = false;       // this rank sent a notice or declined
     int64_t num_tokens = 0;
     ConstTensorView hidden;
-    std::vector<int32_t> dest_rank;  // [M, K]; -1 = nobody
+    std::vector<int32_t> dest_rank;  // [T, K]; -1 = nobody
     std::vector<int64_t>
-        result_at;  // [M, K] offset in the owner's results, or in the own return slots
+        result_at;  // [T, K] offset in the owner's results, or in the own return slots
     std::vector<int64_t> sent_slots;  // [R] slots sent to each rank
     std::vector<Parcel> parcels;
   };
@@ -148,6 +148,8 @@ struct LatencyExchange::State {
 
   Status check_call(uint64_t call, Step due, const char* name) const;
   Status check_input(const Routing& routing, const ConstTensorView& hidden);
+  // For the ids of this routing; grown, never shrunk. Errors: kOutOfMemory.
+  Status make_room(const Routing& routing, Call* call);
   void number_slots(const Routing& routing, Call* call);
   int64_t write_header(const Call& call, const Routing& routing, int64_t token, size_t first,
                        std::byte* to) const;
@@ -185,11 +187,11 @@ struct LatencyExchange::State {
   std::vector<Call> calls;               // [num_in_flight]
   ExchangeStats stats;
 
-  // Scratch, sized at creation.
+  // Scratch. What goes by tokens grows with them.
   std::vector<int32_t> owner, local_id;  // [E]
   std::vector<int64_t> own_counts;       // [E]
-  std::vector<int32_t> slot_of;          // [M, K] slot at the owner; entry of it below
-  std::vector<int32_t> entry_of;         // [M, K]
+  std::vector<int32_t> slot_of;          // [T, K] slot at the owner; entry of it below
+  std::vector<int32_t> entry_of;         // [T, K]
   std::vector<int64_t> last_token;       // [R] token whose slot was numbered last
   std::vector<transport::WaitItem> waits;
   std::vector<int64_t> waited_ns;   // [R]

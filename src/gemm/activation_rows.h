@@ -1,6 +1,8 @@
-// The seam between the activation of rows, forward and backward, and one level of kernels: a row at a time.
+// The seam between the activation of rows, forward and backward, and one level of kernels: a row at
+// a time.
 //
-// Kernels run with denormals kept, behind their pointers. Test: tests/gemm/activation_backward_test.cc.
+// Kernels run with denormals kept, behind their pointers. Test:
+// tests/gemm/activation_backward_test.cc.
 #pragma once
 
 #include <array>

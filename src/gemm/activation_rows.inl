@@ -1,6 +1,7 @@
-// The activation of one row, forward and backward, 16 columns at a time, included into the anonymous namespace of a
-// level's file after `Vec`, its activations (with `Constants` and `ValueAndSlope`) and store_16. The columns of a partial
-// 16 count as zeros: they add zero to the sums. Test: tests/gemm/activation_backward_test.cc.
+// The activation of one row, forward and backward, 16 columns at a time, included into the
+// anonymous namespace of a level's file after `Vec`, its activations (with `Constants` and
+// `ValueAndSlope`) and store_16. The columns of a partial 16 count as zeros: they add zero to the
+// sums. Test: tests/gemm/activation_backward_test.cc.
 
 constexpr int kLanes16 = 16;
 constexpr int kVectors16 = kLanes16 / Vec::kLanes;

@@ -1,4 +1,5 @@
-// Which of a level's kernels multiplies, by the dtypes of both sides. Test: tests/gemm/dgrad_test.cc.
+// Which of a level's kernels multiplies, by the dtypes of both sides. Test:
+// tests/gemm/dgrad_test.cc.
 #pragma once
 
 #include "gemm/kernels.h"

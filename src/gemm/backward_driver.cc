@@ -12,8 +12,9 @@ int64_t lines(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
 
 BackwardLimits backward_limits(const Dot& dot, DType rows, DType panels, int64_t max_blocks,
                                bool needs_values) {
-  // dgrad of 256 rows, N = K = 2048, on Zen 4: chunks of 512, 1024, 2048 with 640 KiB of rows 87, 90, 87 % of the peak, with
-  // 512 KiB (tiles of 128 rows) 86, 86, 84 %. wgrad: tiles of 252, 504, 1008 rows 82, 84, 83 %.
+  // dgrad of 256 rows, N = K = 2048, on Zen 4: chunks of 512, 1024, 2048 with 640 KiB of rows 87,
+  // 90, 87 % of the peak, with 512 KiB (tiles of 128 rows) 86, 86, 84 %. wgrad: tiles of 252, 504,
+  // 1008 rows 82, 84, 83 %.
   constexpr int64_t kTileRows = 504, kTileBytes = 640 * kKiB, kChunkBlocks = 32, kAtOnce = 16;
   BackwardLimits limits;
   limits.chunk_blocks = std::clamp<int64_t>(max_blocks, 1, kChunkBlocks);

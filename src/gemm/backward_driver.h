@@ -1,16 +1,17 @@
-// The driver of the backward's products, and of the forward that keeps its pre-activations: tiles of rows by panels,
-// both made by a Source, multiplied by the forward's kernels.
+// The driver of the backward's products, and of the forward that keeps its pre-activations: tiles
+// of rows by panels, both made by a Source, multiplied by the forward's kernels.
 //
-// A contraction longer than a chunk is summed chunk by chunk; the sums rest in fp32 between, so the chain is one chain.
-// Tasks write disjoint outputs and no sum crosses a task: bits do not depend on threads. Test: tests/gemm/dgrad_test.cc,
-// wgrad_test.cc.
+// A contraction longer than a chunk is summed chunk by chunk; the sums rest in fp32 between, so the
+// chain is one chain. Tasks write disjoint outputs and no sum crosses a task: bits do not depend on
+// threads. Test: tests/gemm/dgrad_test.cc, wgrad_test.cc.
 //
 // A Source offers, for group g and blocks of 32 of the contraction:
 //   int64_t num_blocks(g)                              0: the sums are 0
 //   void load(tile, blocks, TileRows*)                 puts the tile's rows, by TileRows::put
-//   const std::byte* panel(tile, panel, blocks, room)  the panel's blocks; `room` is there to make them in
-//   void fetch_output(tile, panel, rows)               prefetches where rows of it go
-//   void store(tile, panel, products)                  [tile.rows.count][32] finished sums, denormals kept
+//   const std::byte* panel(tile, panel, blocks, room)  the panel's blocks; `room` is there to make
+//   them in void fetch_output(tile, panel, rows)               prefetches where rows of it go void
+//   store(tile, panel, products)                  [tile.rows.count][32] finished sums, denormals
+//   kept
 #pragma once
 
 #include <algorithm>
@@ -37,7 +38,8 @@ struct BackwardLimits {
   // Bytes from the room's start, in this order; all multiples of 64.
   int64_t staged = 0, panel = 0, products = 0, total = 0;  // the values come first
 };
-// `max_blocks`: of the longest contraction. `needs_values`: rows are put together before they are staged.
+// `max_blocks`: of the longest contraction. `needs_values`: rows are put together before they are
+// staged.
 BackwardLimits backward_limits(const Dot& dot, DType rows, DType panels, int64_t max_blocks,
                                bool needs_values);
 
@@ -58,8 +60,8 @@ struct TileRows {
     return staged + block.first * chunk_blocks * dot->staged_bytes;
   }
 
-  // Elements [0, k) of all rows as the chunk's blocks from `first_block` on; zeros fill the last. `from` may be
-  // `values` itself, if what follows k there is zero.
+  // Elements [0, k) of all rows as the chunk's blocks from `first_block` on; zeros fill the last.
+  // `from` may be `values` itself, if what follows k there is zero.
   void put(int64_t first_block, int64_t k, const std::byte* from, int64_t stride) const;
 };
 
@@ -89,8 +91,8 @@ class BackwardProduct {
     const int64_t num_blocks = source_.num_blocks(tile.group);
     const bool one_chunk = num_blocks <= limits_.chunk_blocks;
     if (one_chunk && num_blocks > 0) load(tile, {0, num_blocks}, &rows);
-    // A single chunk's rows stay: panels are stored at once, but for few rows, whose floating-point environment would
-    // else change too often.
+    // A single chunk's rows stay: panels are stored at once, but for few rows, whose floating-point
+    // environment would else change too often.
     const int64_t fitting = limits_.tile_rows / rows.count;
     const int64_t at_once =
         one_chunk ? std::clamp<int64_t>(fitting, 1, limits_.at_once) : limits_.at_once;

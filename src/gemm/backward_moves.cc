@@ -1,5 +1,5 @@
-// See backward_moves.h. A bf16 transposition is one of pairs (32-bit words) and an interleaving of rows, in either
-// order.
+// See backward_moves.h. A bf16 transposition is one of pairs (32-bit words) and an interleaving of
+// rows, in either order.
 #include "gemm/backward_moves.h"
 
 #include <cstring>

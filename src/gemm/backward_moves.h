@@ -1,7 +1,9 @@
-// How operands of the backward are turned into the forward's layouts: blocks of 32 by 32, by two primitives.
+// How operands of the backward are turned into the forward's layouts: blocks of 32 by 32, by two
+// primitives.
 //
-// Moves are exact: no bit changes, and no NaN is touched. Cost on Zen 4: about 150 cycles for a bf16 block of weights,
-// which one row of products (32 cycles) pays many times. Test: tests/gemm/backward_moves_test.cc.
+// Moves are exact: no bit changes, and no NaN is touched. Cost on Zen 4: about 150 cycles for a
+// bf16 block of weights, which one row of products (32 cycles) pays many times. Test:
+// tests/gemm/backward_moves_test.cc.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +18,8 @@ namespace argosy::gemm {
 struct MoveKernels {
   // 16 by 16 words of 32 bits: to[j][i] = from[i][j].
   void (*transpose)(const std::byte* from, int64_t from_stride, std::byte* to, int64_t to_stride);
-  // 2 * num_pairs rows of 32 bf16 to pairs of rows, two tiles of 16 columns: line i of a tile is rows 2 i and
-  // 2 i + 1, interleaved; the tiles lie 1 KiB apart.
+  // 2 * num_pairs rows of 32 bf16 to pairs of rows, two tiles of 16 columns: line i of a tile is
+  // rows 2 i and 2 i + 1, interleaved; the tiles lie 1 KiB apart.
   void (*interleave)(const std::byte* from, int64_t from_stride, int64_t num_pairs, std::byte* to);
 };
 const MoveKernels& base_moves();
@@ -26,8 +28,9 @@ const MoveKernels& avx512_moves();
 // What `level` may use.
 const MoveKernels& moves_for(Level level);
 
-// Block `k_block` of 32 k of 16 columns n of a panel, as half `half` of a block of 32 n of the transposed panel: what
-// was k is now the column. `panel` begins with column 0, `tile` counts 16 columns.
+// Block `k_block` of 32 k of 16 columns n of a panel, as half `half` of a block of 32 n of the
+// transposed panel: what was k is now the column. `panel` begins with column 0, `tile` counts 16
+// columns.
 void transpose_weights(const MoveKernels& moves, DType dtype, const std::byte* panel, int64_t tile,
                        int64_t k_block, int64_t half, std::byte* to_block);
 

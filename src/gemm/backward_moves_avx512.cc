@@ -1,5 +1,5 @@
-// The moves of the backward in registers of 512 bits: 64 shuffles for 16 by 16 words, two permutations for a pair of
-// rows. Test: tests/gemm/backward_moves_test.cc.
+// The moves of the backward in registers of 512 bits: 64 shuffles for 16 by 16 words, two
+// permutations for a pair of rows. Test: tests/gemm/backward_moves_test.cc.
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 warns of the deliberately undefined operands inside its own intrinsics.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

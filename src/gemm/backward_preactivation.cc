@@ -1,5 +1,5 @@
-// The forward's two products as they enter the activation, and h besides: the panels are the packed ones as they lie.
-// Test: tests/gemm/activation_backward_test.cc.
+// The forward's two products as they enter the activation, and h besides: the panels are the packed
+// ones as they lie. Test: tests/gemm/activation_backward_test.cc.
 #include "argosy/gemm_backward.h"
 #include "base/error.h"
 #include "gemm/backward_dot.h"

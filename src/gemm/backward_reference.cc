@@ -1,5 +1,5 @@
-// See backward_reference.h. Sums are functions that are not inlined: no compiler can move their arithmetic out of the
-// floating-point environment of the call.
+// See backward_reference.h. Sums are functions that are not inlined: no compiler can move their
+// arithmetic out of the floating-point environment of the call.
 #include "gemm/backward_reference.h"
 
 #include <cstring>

@@ -1,5 +1,6 @@
-// Level `reference` of the backward: the naive twins, one output element after the other from the canonical dot
-// product; no blocks, no tiles. Arguments were checked. Test: tests/gemm/dgrad_test.cc, wgrad_test.cc.
+// Level `reference` of the backward: the naive twins, one output element after the other from the
+// canonical dot product; no blocks, no tiles. Arguments were checked. Test:
+// tests/gemm/dgrad_test.cc, wgrad_test.cc.
 #pragma once
 
 #include "argosy/gemm_backward.h"

@@ -1,5 +1,6 @@
-// Gradients of rows: the rows are those of d_y, a panel is 32 columns k of W by all of n, transposed block by block from
-// the packed weights into a worker's room, once per tile of rows. Test: tests/gemm/dgrad_test.cc.
+// Gradients of rows: the rows are those of d_y, a panel is 32 columns k of W by all of n,
+// transposed block by block from the packed weights into a worker's room, once per tile of rows.
+// Test: tests/gemm/dgrad_test.cc.
 #include <cstring>
 
 #include "argosy/gemm_backward.h"

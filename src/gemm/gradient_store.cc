@@ -1,4 +1,5 @@
-// The three builds of gradient_store.inl; what differs is the instruction set. Test: tests/gemm/wgrad_test.cc.
+// The three builds of gradient_store.inl; what differs is the instruction set. Test:
+// tests/gemm/wgrad_test.cc.
 #include "gemm/gradient_store.h"
 
 #include <immintrin.h>
@@ -19,8 +20,7 @@ namespace avx2 {
 }  // namespace avx2
 
 namespace avx512 {
-#define ARGOSY_KERNEL_TARGET \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#define ARGOSY_KERNEL_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
 #include "gemm/gradient_store.inl"
 
 // Whole lines only; what is left of a row goes the usual way.

@@ -1,7 +1,8 @@
-// The epilogue of weight gradients: alpha, the main gradient, one rounding. Scalars here, rows of a panel per level.
+// The epilogue of weight gradients: alpha, the main gradient, one rounding. Scalars here, rows of a
+// panel per level.
 //
-// value = alpha * sum, an fp32 product; then main + value, an fp32 addition. Denormals are kept. Test:
-// tests/gemm/wgrad_test.cc.
+// value = alpha * sum, an fp32 product; then main + value, an fp32 addition. Denormals are kept.
+// Test: tests/gemm/wgrad_test.cc.
 #pragma once
 
 #include <bit>
@@ -28,7 +29,8 @@ using GradientStore = void (*)(const GradientStoreArgs& args);
 // By [is fp32][accumulates].
 struct GradientStores {
   GradientStore of[2][2] = {};
-  // fp32, overwritten, past the caches; every row of `out` begins a line of 64 bytes. Null: a level without.
+  // fp32, overwritten, past the caches; every row of `out` begins a line of 64 bytes. Null: a level
+  // without.
   GradientStore stream_f32 = nullptr;
 };
 const GradientStores& base_gradient_stores();

@@ -1,5 +1,6 @@
-// The rows of a panel of weight gradients, included into the anonymous namespace of each level's file; plain C++ over 16
-// columns, which compilers turn into vectors. Needs ARGOSY_KERNEL_TARGET. Test: tests/gemm/wgrad_test.cc.
+// The rows of a panel of weight gradients, included into the anonymous namespace of each level's
+// file; plain C++ over 16 columns, which compilers turn into vectors. Needs ARGOSY_KERNEL_TARGET.
+// Test: tests/gemm/wgrad_test.cc.
 
 constexpr int kLanes = 16;
 

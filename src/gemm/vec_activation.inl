@@ -1,6 +1,6 @@
-// The activations in vectors, included into the anonymous namespace of a level's file after `Vec`: the operations of
-// numeric/activation.h, one for one, so the bits are theirs. Test: tests/gemm/kernels_test.cc,
-// activation_backward_test.cc.
+// The activations in vectors, included into the anonymous namespace of a level's file after `Vec`:
+// the operations of numeric/activation.h, one for one, so the bits are theirs. Test:
+// tests/gemm/kernels_test.cc, activation_backward_test.cc.
 
 // numeric::exp_f32 for x <= 0 or NaN.
 ARGOSY_KERNEL_INLINE Vec::F exp_nonpositive(Vec::F x) {

@@ -1,6 +1,6 @@
-// Gradients of weights and biases. The rows of the product are the columns of d_y, the contraction is over a group's
-// rows: a tile of d_y is transposed once, and 32 columns of x at a time become a panel of pairs of rows. Test:
-// tests/gemm/wgrad_test.cc.
+// Gradients of weights and biases. The rows of the product are the columns of d_y, the contraction
+// is over a group's rows: a tile of d_y is transposed once, and 32 columns of x at a time become a
+// panel of pairs of rows. Test: tests/gemm/wgrad_test.cc.
 #include <vector>
 
 #include "argosy/gemm_backward.h"

@@ -20,9 +20,12 @@ namespace argosy {
 namespace {
 
 constexpr int kRepeats = 7;
+// No further number of tokens is tried when the slowest rank has measured for so long.
+constexpr double kMostSeconds = 0.5;
 
 // What the answer depends on. The rank is part of it: ranks that are threads of one process must all measure, or none.
-using Key = std::tuple<uint64_t, int, int64_t, int64_t, int64_t, int64_t, int, int>;
+using Key =
+    std::tuple<uint64_t, int, int64_t, int64_t, int64_t, int64_t, int, int, int64_t, int64_t>;
 
 struct Known {
   std::mutex mutex;
@@ -33,7 +36,7 @@ Known& known() {
   return instance;
 }
 
-Key key_of(const Group& group, const LatencyOptions& options) {
+Key key_of(const Group& group, const ExchangeOptions& throughput, const LatencyOptions& options) {
   return {group.id(),
           group.rank(),
           options.hidden,
@@ -41,7 +44,9 @@ Key key_of(const Group& group, const LatencyOptions& options) {
           options.top_k,
           options.max_tokens,
           static_cast<int>(options.payload),
-          static_cast<int>(options.dtype) * 2 + static_cast<int>(options.return_path)};
+          static_cast<int>(options.dtype) * 2 + static_cast<int>(options.return_path),
+          throughput.receive_budget_bytes,
+          throughput.max_receive_rows};
 }
 
 // Tokens spread evenly over experts and ranks, each rank's on its own.
@@ -53,7 +58,7 @@ Routing even_routing(const LatencyOptions& options, int rank, int64_t num_tokens
   routing.counts.assign(static_cast<size_t>(options.num_experts), 0);
   const int64_t step = std::max<int64_t>(1, options.num_experts / options.top_k);
   for (int64_t token = 0; token < num_tokens; ++token) {
-    const int64_t first = (token * 7 + rank * 3) % options.num_experts;
+    const int64_t first = (token * 7 + int64_t{rank} * 3) % options.num_experts;
     for (int64_t k = 0; k < options.top_k; ++k) {
       const int64_t expert = (first + k * step) % options.num_experts;
       routing.topk_idx.push_back(static_cast<int32_t>(expert));
@@ -120,6 +125,7 @@ class Trial {
 struct Times {
   double latency = std::numeric_limits<double>::infinity();
   double throughput = std::numeric_limits<double>::infinity();
+  double elapsed = 0;  // since the first measurement
 };
 
 // Least times of this rank. A failure here fails for the others too: calls are exchanges.
@@ -148,13 +154,14 @@ Result<Times> slowest(Group& group, transport::AllGather& gather, const Times& m
   ARGOSY_RETURN_IF_ERROR(gather.issue(std::as_bytes(std::span(&mine, 1))));
   ARGOSY_RETURN_IF_ERROR(
       gather.wait(platform::Deadline::after(group.step_deadline()), "times of the modes"));
-  Times all{0, 0};
+  Times all{0, 0, 0};
   for (int rank = 0; rank < group.num_ranks(); ++rank) {
     Times times;
     const std::span<const std::byte> bytes = gather.from(rank);
     std::memcpy(&times, bytes.data(), std::min(bytes.size(), sizeof(times)));
     all.latency = std::max(all.latency, times.latency);
     all.throughput = std::max(all.throughput, times.throughput);
+    all.elapsed = std::max(all.elapsed, times.elapsed);
   }
   return all;
 }
@@ -162,7 +169,7 @@ Result<Times> slowest(Group& group, transport::AllGather& gather, const Times& m
 }  // namespace
 
 Result<int64_t> find_crossover(Group& group, Exchange& throughput, LatencyExchange& latency) {
-  const Key key = key_of(group, latency.options());
+  const Key key = key_of(group, throughput.options(), latency.options());
   {
     const std::lock_guard lock(known().mutex);
     const auto at = known().crossovers.find(key);
@@ -173,16 +180,19 @@ Result<int64_t> find_crossover(Group& group, Exchange& throughput, LatencyExchan
       transport::AllGather::create(group.endpoint(), sizeof(Times),
                                    platform::Deadline::after(group.step_deadline())));
   int64_t best = 0;
+  const double begin = platform::now_seconds();
   const int64_t most = latency.options().max_tokens;
   for (int64_t tokens = 1; tokens <= most;
        tokens = tokens < most ? std::min(most, tokens * 2) : most + 1) {
-    const Result<Times> mine = measure(group, throughput, latency, tokens);
+    Result<Times> mine = measure(group, throughput, latency, tokens);
     // More than the caller's cap on received rows allows, on every rank alike.
     if (mine.error().code() == StatusCode::kCapacity) break;
     ARGOSY_RETURN_IF_ERROR(mine.error());
+    mine->elapsed = platform::now_seconds() - begin;
     ARGOSY_ASSIGN_OR_RETURN(const Times all, slowest(group, *gather, *mine));
     if (all.latency > all.throughput) break;
     best = tokens;
+    if (all.elapsed > kMostSeconds) break;
   }
   const std::lock_guard lock(known().mutex);
   known().crossovers[key] = best;

@@ -79,7 +79,7 @@ Status State::run_part(const Status& local, const ConstTensorView& hidden, int64
     timeline.lap(MoeStage::kCombine, round);
     return {};
   };
-  const Status status = finish();
+  Status status = finish();
   if (!status.ok()) {
     group.abort(status);
     return status;

@@ -230,7 +230,7 @@ Status MoeLayer::State::run(const Status& local, const ConstTensorView& hidden, 
                             const TensorView& output, MoeReport* report) {
   if (latency != nullptr) {
     bool declined = false;
-    const Status status = run_latency(local, hidden, mask, output, report, &declined);
+    Status status = run_latency(local, hidden, mask, output, report, &declined);
     if (!status.ok() || !declined) return status;
     timeline.start();  // what latency mode took is forgotten: a flag each way
   }

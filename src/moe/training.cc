@@ -113,7 +113,7 @@ Status MoeLayer::forward_train(const ConstTensorView& hidden, const uint8_t* mas
     state.tape = &tape->state();
     state.tape->has_gate = true;
   }
-  const Status status = state.run(local, hidden, mask, output, report);
+  Status status = state.run(local, hidden, mask, output, report);
   if (status.ok() && state.tape != nullptr) state.tape->is_filled = true;
   state.tape = nullptr;
   return status;
@@ -130,7 +130,7 @@ Status MoeLayer::backward(const MoeTape& tape, const ConstTensorView& hidden,
   Backward call(state, tape.state(), hidden, d_output, d_logits, gradients);
   ARGOSY_RETURN_IF_ERROR(state.exchange->issue_reuse(call.check(), tape.state().plan));
   ARGOSY_RETURN_IF_ERROR(state.exchange->wait_reuse());
-  const Status status = call.run();
+  Status status = call.run();
   // Past the agreement a failure is this rank's alone.
   if (!status.ok()) state.group.abort(status);
   return status;

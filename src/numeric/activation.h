@@ -1,8 +1,11 @@
-// The activations of an expert and their slopes, one fp32 element at a time, in explicit steps (contract 4.4).
+// The activations of an expert and their slopes, one fp32 element at a time, in explicit steps
+// (contract 4.4).
 //
-// Every SIMD level computes exactly these operations in this order (gemm/vec_activation.inl). Denormals must be
-// kept while they run. `value` is act(gate); h = join(weight * act(gate), up); dh/dgate = weight * up_factor(up)
-// * slope, dh/dup = weight * value where `up` moves h. Inline as in elementary.h. Test: tests/gemm/activation_test.cc.
+// Every SIMD level computes exactly these operations in this order (gemm/vec_activation.inl).
+// Denormals must be kept while they run. `value` is act(gate); h = join(weight * act(gate), up);
+// dh/dgate = weight * up_factor(up)
+// * slope, dh/dup = weight * value where `up` moves h. Inline as in elementary.h. Test:
+// tests/gemm/activation_test.cc.
 #pragma once
 
 #include "numeric/elementary.h"
@@ -31,10 +34,11 @@ ARGOSY_INLINE Sigmoids sigmoids_f32(float x) {
   return {(is_positive ? 1.0f : e) / (1.0f + e), (is_positive ? e : 1.0f) / (1.0f + e)};
 }
 
-// P(X > t) and e^(-t^2 / 2) of the standard normal X, for t >= 0. With r = 1 / (t + 4.25) and u = 1 - 8.5 r in
-// [-1, 0.6], P(X > t) e^(t^2 / 2) / r is a polynomial of degree 9 in u (6.3e-9 relative); t^2 is taken with its
-// rounding error. Below 1 it is 1/2 - t q(t^2), Taylor of degree 7 (6e-9). Relative error: 1.5 ulp below 1, 3.5 above;
-// beyond 15 both are 0 in fp32.
+// P(X > t) and e^(-t^2 / 2) of the standard normal X, for t >= 0. With r = 1 / (t + 4.25) and u = 1
+// - 8.5 r in
+// [-1, 0.6], P(X > t) e^(t^2 / 2) / r is a polynomial of degree 9 in u (6.3e-9 relative); t^2 is
+// taken with its rounding error. Below 1 it is 1/2 - t q(t^2), Taylor of degree 7 (6e-9). Relative
+// error: 1.5 ulp below 1, 3.5 above; beyond 15 both are 0 in fp32.
 struct NormalTail {
   float above = 0;
   float exponential = 0;

@@ -13,8 +13,8 @@ typedef float F8 __attribute__((vector_size(32)));
 constexpr int32_t kNobody = INT32_MIN;  // below the order of -Inf
 constexpr int kLanes = 8;
 constexpr int kKeyLanes = 4;
-constexpr int kMostCandidates = 5 * kSelectMostTopK;  // of a row
-static_assert(2 * kSelectMostTopK == 16 * kLanes);    // threshold_of()
+constexpr int kMostCandidates = 5 * kSelectMostTopK;         // of a row
+static_assert(2 * kSelectMostTopK == int64_t{16} * kLanes);  // threshold_of()
 
 ARGOSY_INLINE I8 load(const int32_t* at) {
   I8 v;
@@ -80,11 +80,12 @@ ARGOSY_INLINE int32_t threshold_by(const int32_t* orders, int64_t size, int64_t 
   constexpr int kBlock = kVectors * kLanes;
   I8 most[kVectors];
 #pragma GCC unroll 16
-  for (int i = 0; i < kVectors; ++i) most[i] = load(orders + i * kLanes);
+  for (int i = 0; i < kVectors; ++i) most[i] = load(orders + int64_t{i} * kLanes);
   int64_t at = kBlock;
   for (; at + kBlock <= size; at += kBlock) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i) most[i] = larger(most[i], load(orders + at + i * kLanes));
+    for (int i = 0; i < kVectors; ++i)
+      most[i] = larger(most[i], load(orders + at + int64_t{i} * kLanes));
   }
   int32_t each[kBlock];
 #pragma GCC unroll 16

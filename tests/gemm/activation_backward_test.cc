@@ -1,8 +1,8 @@
-// Activations: accuracy of value and slope against fp64, every level against the scalar twin, the weight inside, the
-// kept pre-activations, what is refused.
+// Activations: accuracy of value and slope against fp64, every level against the scalar twin, the
+// weight inside, the kept pre-activations, what is refused.
 //
-// Mutations tried, each makes a test fail: the square's rounding error left out of the normal tail, a clamp's gradient
-// multiplied instead of selected, the weight after up, sums in column order, d_up without the weight.
+// Mutations tried, each makes a test fail: the square's rounding error left out of the normal tail,
+// a clamp's gradient multiplied instead of selected, d_up without the weight.
 #include <cmath>
 #include <limits>
 
@@ -93,8 +93,8 @@ Exact exact(const Activation& activation, double g) {
   return {};
 }
 
-// How far a value may be off, in halves of an ulp. A sigmoid's argument of size z, rounded, costs z more each time; the
-// normal tail's square has its rounding error corrected, so it does not grow.
+// How far a value may be off, in halves of an ulp. A sigmoid's argument of size z, rounded, costs z
+// more each time; the normal tail's square has its rounding error corrected, so it does not grow.
 double half_ulps(ActivationKind kind, double g, double z) {
   if (kind == ActivationKind::kGeGlu) return g > 0 ? 4 : 8;
   return 6 + (kind == ActivationKind::kGeGluTanh ? 3 : 2) * z;
@@ -156,7 +156,8 @@ TEST(ActivationBackward, ExtremesAndNaN) {
     EXPECT_EQ(element({kind}, kHuge).slope, 1.0f) << name_of(kind);
     EXPECT_EQ(element({kind}, 0.0f).slope, 0.5f) << name_of(kind);
   }
-  // A clamp selects: what is not a number upstream does not pass, and at the limit the gradient flows.
+  // A clamp selects: what is not a number upstream does not pass, and at the limit the gradient
+  // flows.
   const Activation clamped{ActivationKind::kClampedSwiGlu, 7.0f, 1.702f};
   EXPECT_EQ(element(clamped, 8.0f, 1.0f, NAN).d_gate, 0.0f);
   EXPECT_EQ(element(clamped, 1.0f, 7.5f, NAN).d_up, 0.0f);
@@ -297,8 +298,8 @@ TEST(ActivationBackward, GradientOfAZeroWeightFlows) {
   }
 }
 
-// gate, up and h in one pass equal the plain product of each matrix, and the fused forward; h again from fp32
-// pre-activations is the same bits.
+// gate, up and h in one pass equal the plain product of each matrix, and the fused forward; h again
+// from fp32 pre-activations is the same bits.
 TEST(Preactivation, EqualsThePlainProductsAndTheFusedForward) {
   constexpr uint32_t kSeed = 20241111;
   SCOPED_TRACE("seed " + std::to_string(kSeed));

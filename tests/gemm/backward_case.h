@@ -1,4 +1,5 @@
-// Matrices and groups for tests of the backward: rows that no operation may touch hold a NaN pattern.
+// Matrices and groups for tests of the backward: rows that no operation may touch hold a NaN
+// pattern.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,7 +18,8 @@
 
 namespace argosy::testing {
 
-// [rows, cols] of bf16 or fp32 in an exact heap block with `padding` elements after each row, all poisoned.
+// [rows, cols] of bf16 or fp32 in an exact heap block with `padding` elements after each row, all
+// poisoned.
 class TestMatrix {
  public:
   TestMatrix(DType dtype, int64_t rows, int64_t cols, int64_t padding = 0)

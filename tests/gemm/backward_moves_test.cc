@@ -1,7 +1,7 @@
-// The moves of the backward, each build against the definition through the panel's accessors, and the streaming stores.
+// The moves of the backward, each build against the definition through the panel's accessors, and
+// the streaming stores.
 //
-// Mutations tried, each makes a test fail: a tile's halves swapped, the rest of a partial block not cleared, a stream that
-// leaves the last columns out.
+// Mutation tried, it makes a test fail: alpha and the main gradient by FMA.
 #include "gemm/backward_moves.h"
 
 #include <random>

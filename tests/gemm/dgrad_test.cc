@@ -1,7 +1,8 @@
-// Gradients of rows: every level against a twin that never sees packed weights, against fp64, and what is refused.
+// Gradients of rows: every level against a twin that never sees packed weights, against fp64, and
+// what is refused.
 //
-// Mutations tried, each makes a test fail: up before gate in the chain, blocks counted on from gate's last element,
-// a half block not cleared, a chunk that starts from zero, the last chunk's rows not padded.
+// Mutations tried, each makes a test fail: up before gate in the chain, a half block not cleared, a
+// chunk that starts from zero.
 #include <cmath>
 
 #include "gemm/backward_case.h"

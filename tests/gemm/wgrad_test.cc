@@ -1,7 +1,8 @@
-// Gradients of weights and biases: every level against a twin, fp64, empty groups, the main gradient, what is refused.
+// Gradients of weights and biases: every level against a twin, fp64, empty groups, the main
+// gradient, what is refused.
 //
-// Mutations tried, each makes a test fail: blocks counted from row 0 of the buffer, an empty group left as it was, alpha
-// by FMA, the main gradient under the sum instead of after it, a chunk that starts from zero.
+// Mutations tried, each makes a test fail: an empty group left as it was, alpha and the main
+// gradient by FMA, a chunk that starts from zero.
 #include <cmath>
 
 #include "gemm/backward_case.h"
@@ -133,8 +134,8 @@ TEST(Wgrad, EveryLevelGivesTheTwinsBits) {
   }
 }
 
-// Groups of more than a chunk of 1024 rows beside shorter ones; more columns of d_y than a tile; more panels than one
-// goes over at a time.
+// Groups of more than a chunk of 1024 rows beside shorter ones; more columns of d_y than a tile;
+// more panels than one goes over at a time.
 TEST(Wgrad, ChunksContinueOneChain) {
   constexpr uint32_t kSeed = 20241106;
   SCOPED_TRACE("seed " + std::to_string(kSeed));
@@ -219,7 +220,8 @@ TEST(Wgrad, AgreesWithFp64) {
   }
 }
 
-// A gradient larger than caches is streamed where its lines allow it; a row of 1041 ends in a part of a line.
+// A gradient larger than caches is streamed where its lines allow it; a row of 1041 ends in a part
+// of a line.
 TEST(Wgrad, LargeGradientsGiveTheSameBits) {
   constexpr uint32_t kSeed = 20241109;
   SCOPED_TRACE("seed " + std::to_string(kSeed));
@@ -247,7 +249,8 @@ TEST(Wgrad, LargeGradientsGiveTheSameBits) {
   }
 }
 
-// Two halves of a batch accumulate: the second run starts from dirty rooms and a dirty output (C136).
+// Two halves of a batch accumulate: the second run starts from dirty rooms and a dirty output
+// (C136).
 TEST(Wgrad, ASecondStepGivesTheSameBits) {
   std::mt19937 rng(5);
   Case one(rng, kSameBothSides[0], Values::kOrdinary, 50, 70, {40, 0, 90});

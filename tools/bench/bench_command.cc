@@ -158,7 +158,7 @@ void add_options(CLI::App& app, BenchCommand& options) {
 void add_bench_command(CLI::App& app, int* exit_code) {
   CLI::App* const command = app.add_subcommand(
       "bench",
-      "Time the grouped GEMM, the layer, a training step, the exchange in both modes, the "
+      "Time the grouped GEMM, the layer, a training step, the exchange in either mode, the "
       "router or the quantiser against this machine's limits");
   const auto options = std::make_shared<BenchCommand>();
   add_options(*command, *options);

@@ -1,4 +1,5 @@
-// The gradients of the grouped GEMM: of rows by the packed weights, and of weights, written or added to.
+// The gradients of the grouped GEMM: of rows by the packed weights, and of weights, written or
+// added to.
 //
 // Floors: docs/perf/gemm.md. Test: tests/bench/bench_test.cc.
 #include <algorithm>

@@ -254,8 +254,9 @@ std::string to_text(std::span<const BenchCase> cases) {
   std::vector<std::vector<std::string>> lines = {{"case", "goal: amx", "avx512_bf16", "fma"}};
   std::vector<std::string> limits;
   for (const BenchCase& bench_case : cases) {
-    lines.push_back({label_of(bench_case), percent(bench_case.goals.amx),
-                     percent(bench_case.goals.avx512_bf16), percent(bench_case.goals.fma)});
+    const auto goal = [](double share) { return share > 0 ? percent(share) : std::string(); };
+    lines.push_back({label_of(bench_case), goal(bench_case.goals.amx),
+                     goal(bench_case.goals.avx512_bf16), goal(bench_case.goals.fma)});
     add_limit(bench_case.name, bench_case.limit, &limits);
   }
   return fmt::format("{}\n{}", aligned(lines), fmt::join(limits, ""));
