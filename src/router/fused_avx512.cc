@@ -25,6 +25,8 @@ namespace {
 #include "router/fused_rows.inl"
 // Uses both.
 #include "router/fused_columns.inl"
+// Uses all.
+#include "router/fused_words.inl"
 
 // Candidates of a token that get an exact score: one more than can be chosen.
 constexpr int kExact = static_cast<int>(kFusedMostTopK) + 1;
@@ -43,8 +45,6 @@ class Finisher {
         id_mask_(id_mask_of(plan.num_experts)) {}
 
   [[gnu::noinline]] void finish() {
-    check_cut(_mm512_load_ps(work_.keys[plan_.top_k - 1]),
-              _mm512_load_ps(work_.keys[plan_.top_k + 1]));
     Chosen chosen;
     switch (plan_.score) {
       case Score::kSigmoid:
@@ -66,15 +66,6 @@ class Finisher {
   };
 
   void leave(__mmask16 tokens) { work_.undecided |= tokens; }
-
-  // The key after next to the last chosen one, and all below, are out whatever the errors.
-  void check_cut(V last, V out) {
-    const V magnitude = floats(set(0x7FFFFFFF)), huge = set(0x1p+100f);
-    const V unit = set(static_cast<float>(id_mask_ + 1) * 0x1p-23f);
-    const V high = _mm512_fmadd_ps(_mm512_min_ps(_mm512_and_ps(out, magnitude), huge), unit, out);
-    const V least = out_below(last, id_mask_, _mm512_load_ps(work_.error));
-    leave(static_cast<__mmask16>(~_mm512_cmp_ps_mask(least, high, _CMP_GT_OQ)));
-  }
 
   // Row pointers as integers, for the gathers.
   struct Addresses {
@@ -289,6 +280,14 @@ class Finisher {
   const int32_t id_mask_;
 };
 
+// Leaves what a key does not decide.
+void check_cut(const FusedPlan& plan, Work* work) {
+  work->undecided |= may_be_chosen(_mm512_load_ps(work->keys[plan.top_k + 1]),
+                                   _mm512_load_ps(work->keys[plan.top_k - 1]),
+                                   id_mask_of(plan.num_experts), _mm512_load_ps(work->error));
+}
+
+template <bool kWords>
 uint32_t route_block(const FusedPlan& plan, const FusedBlock& block) {
   // What is written at the end: stores that miss would hold up all stores after them.
   for (int64_t i = 0; i < block.num_tokens; ++i) {
@@ -298,10 +297,14 @@ uint32_t route_block(const FusedPlan& plan, const FusedBlock& block) {
   Work work;
   work.undecided = 0;
   Ahead ahead(plan, block);
-  if (Columns::takes(plan)) {
+  if (kWords && plan.word_bias != nullptr) {
+    Words(plan, block, &ahead, &work).collect();
+  } else if (Columns::takes(plan)) {
     Columns(plan, block, &ahead, &work).collect();
+    check_cut(plan, &work);
   } else {
     Collector(plan, block, &ahead, &work).collect();
+    check_cut(plan, &work);
   }
   Finisher(plan, block, &ahead, &work).finish();
   return work.undecided & ((1u << block.num_tokens) - 1);
@@ -319,6 +322,10 @@ void fine_sigmoids(const float* logits, int64_t count, float* out) {
   }
 }
 
+void word_sigmoid(const float* logits, int16_t* out) {
+  _mm512_storeu_si512(out, Words::approximate(logits));
+}
+
 bool is_finite(const float* values, int64_t count) {
   const I magnitude = set(0x7FFFFFFF);
   I largest = _mm512_setzero_si512();
@@ -331,7 +338,9 @@ bool is_finite(const float* values, int64_t count) {
 
 }  // namespace
 
-constinit const FusedKernel kFusedKernelAvx512 = {route_block, coarse_sigmoids, fine_sigmoids,
-                                                  is_finite};
+constinit const FusedKernel kFusedKernelAvx512 = {route_block<false>, coarse_sigmoids,
+                                                  fine_sigmoids, nullptr, is_finite};
+constinit const FusedKernel kFusedKernelVbmi2 = {route_block<true>, coarse_sigmoids, fine_sigmoids,
+                                                 word_sigmoid, is_finite};
 
 }  // namespace argosy::router
