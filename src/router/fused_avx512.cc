@@ -98,7 +98,7 @@ class Finisher {
       const I id = _mm512_and_si512(bits(key), set(id_mask_));
       V value = gather(rows, id);
       if (kIsSigmoid) {
-        value = rounded(exact_sigmoid(low_half(value)), exact_sigmoid(high_half(value)));
+        value = sigmoid(value);
         chosen->scores[slot] = value;
         if (plan_.bias != nullptr) {
           value = _mm512_add_ps(value, _mm512_i32gather_ps(id, plan_.bias, 4));
@@ -117,6 +117,23 @@ class Finisher {
       }
       if (moved == 0) break;
     }
+  }
+
+  // Below -100 no score is of any use, see check_scores().
+  V sigmoid(V z) {
+    const __mmask16 negative = _mm512_cmp_ps_mask(z, _mm512_setzero_ps(), _CMP_LT_OQ);
+    const V below = _mm512_max_ps(_mm512_or_ps(z, set(-0.0f)), set(-100.0f));
+    const D low = near_sigmoid(low_half(below), static_cast<__mmask8>(negative));
+    const D high = near_sigmoid(high_half(below), static_cast<__mmask8>(negative >> 8));
+    leave_near_ties<false>(low);
+    leave_near_ties<true>(high);
+    return rounded(low, high);
+  }
+
+  template <bool kHigh>
+  void leave_near_ties(D x) {
+    const auto ties = static_cast<__mmask16>(is_near_tie(x));
+    leave(kHigh ? static_cast<__mmask16>(ties << 8) : ties);
   }
 
   // True also for equal neighbours, in whatever order.
@@ -153,8 +170,9 @@ class Finisher {
     alignas(64) double sums[kLanes];
     if (plan_.score == Score::kSigmoid) {
       check_scores(chosen.scores);
-    } else if (plan_.score == Score::kSoftmax) {
-      check_gaps(chosen.selection);
+    } else {
+      check_range(chosen.selection);
+      if (plan_.score == Score::kSoftmax) check_gaps(chosen.selection);
       if (plan_.over_all) sum_over_all(chosen.selection[0], sums);
     }
     // The upper half of a row: its weights.
@@ -186,19 +204,31 @@ class Finisher {
     for (int k = 0; k < 8; ++k) {
       terms[k] = _mm512_setzero_pd();
       if (k >= plan_.top_k) continue;
-      terms[k] = are_scores
-                     ? half<kHigh>(chosen.scores[k])
-                     : exp_nonpositive(_mm512_sub_pd(half<kHigh>(chosen.selection[k]), peak));
+      if (are_scores) {
+        terms[k] = half<kHigh>(chosen.scores[k]);
+      } else if (plan_.over_all) {
+        terms[k] = exp_nonpositive(_mm512_sub_pd(half<kHigh>(chosen.selection[k]), peak));
+      } else {
+        terms[k] = k == 0 ? _mm512_set1_pd(1.0)
+                          : near_exp(_mm512_sub_pd(half<kHigh>(chosen.selection[k]), peak));
+      }
     }
     if (plan_.over_all) divide_by_all<kHigh>(_mm512_load_pd(sums), terms);
     if (plan_.normalised) {
       const D sum = _mm512_add_pd(sum_of_eight(terms), _mm512_set1_pd(plan_.added_to_sum));
       const D inverse = inverse_of(sum);
 #pragma GCC unroll 8
-      for (int k = 0; k < 8; ++k) terms[k] = quotient(terms[k], sum, inverse);
+      for (int k = 0; k < 8; ++k) {
+        if (k >= plan_.top_k) continue;
+        terms[k] = _mm512_mul_pd(terms[k], inverse);
+        leave_near_ties<kHigh>(terms[k]);
+      }
     }
 #pragma GCC unroll 8
-    for (int k = 0; k < 8; ++k) _mm256_store_ps(weights[k] + (kHigh ? 8 : 0), scaled(terms[k]));
+    for (int k = 0; k < 8; ++k) {
+      const __m256 weight = k < plan_.top_k ? scaled<kHigh>(terms[k]) : _mm256_setzero_ps();
+      _mm256_store_ps(weights[k] + (kHigh ? 8 : 0), weight);
+    }
   }
 
   // Powers to scores of a softmax over all experts; rounded to fp32 where they are normalised next.
@@ -244,19 +274,26 @@ class Finisher {
       const V gap = _mm512_sub_ps(logits[k], logits[k + 1]);
       const __mmask16 close = _mm512_cmp_ps_mask(gap, set(kApart), _CMP_LT_OQ);
       leave(_mm512_mask_cmp_ps_mask(close, gap, _mm512_setzero_ps(), _CMP_NEQ_OQ));
-      leave(
-          _mm512_cmp_ps_mask(_mm512_sub_ps(logits[0], logits[k]), set(kSoftmaxRange), _CMP_GT_OQ));
     }
   }
 
-  // x the factor in fp32; denormal weights before their rounding.
-  __m256 scaled(D exact) const {
+  void check_range(const V* logits) {
+    const V least = logits[plan_.top_k - 1];
+    leave(_mm512_cmp_ps_mask(_mm512_sub_ps(logits[0], least), set(kSoftmaxRange), _CMP_GT_OQ));
+  }
+
+  // x the factor in fp32; denormal weights before their rounding, if they are exact.
+  template <bool kHigh>
+  __m256 scaled(D exact) {
     const __m256 weight = _mm512_cvtpd_ps(exact);
     const __m256 product = _mm256_mul_ps(weight, _mm256_set1_ps(plan_.factor));
-    const __mmask8 denormal = _mm256_cmp_ps_mask(weight, _mm256_set1_ps(0x1p-126f), _CMP_LT_OQ);
+    const auto denormal =
+        static_cast<uint32_t>(_mm256_cmp_ps_mask(weight, _mm256_set1_ps(0x1p-126f), _CMP_LT_OQ));
     if (__builtin_expect(denormal == 0, 1)) return product;
+    if (plan_.normalised) work_.undecided |= kHigh ? denormal << 8 : denormal;
     const D wide = _mm512_set1_pd(static_cast<double>(plan_.factor));
-    return _mm256_mask_mov_ps(product, denormal, _mm512_cvtpd_ps(_mm512_mul_pd(exact, wide)));
+    return _mm256_mask_mov_ps(product, static_cast<__mmask8>(denormal),
+                              _mm512_cvtpd_ps(_mm512_mul_pd(exact, wide)));
   }
 
   void store(const V* rows) const {
