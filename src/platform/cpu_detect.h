@@ -18,7 +18,8 @@ struct CpuFeatures {
   bool avx512_bf16 = false;  // VDPBF16PS
   bool amx_bf16 = false;     // tiles, TDPBF16PS, and the permission to use them
   // No level: kernels that gain by it ask for it beside their level.
-  bool avx512_vbmi = false;  // permutations of bytes
+  bool avx512_vbmi = false;   // permutations of bytes
+  bool avx512_vbmi2 = false;  // compresses of bytes and words
 };
 CpuFeatures cpu_features();
 

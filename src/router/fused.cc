@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "argosy/cpu.h"
+#include "platform/cpu_detect.h"
 
 namespace argosy::router {
 namespace {
@@ -32,6 +33,8 @@ bool set_groups(const RouterSpec& spec, FusedPlan* plan) {
   return one || (plan->sum_of_two && plan->score == FusedPlan::Score::kSigmoid);
 }
 
+int64_t padded(int64_t num_experts) { return (num_experts + 15) / 16 * 16; }
+
 // Approximations get their bias shifted so that all are positive floats near 1, whose order is that of
 // their bits.
 bool set_bias(const float* bias, float* shifted_bias, FusedPlan* plan) {
@@ -45,7 +48,7 @@ bool set_bias(const float* bias, float* shifted_bias, FusedPlan* plan) {
   const double largest =
       1.0 + std::max(std::fabs(static_cast<double>(low)), std::fabs(static_cast<double>(high)));
   if (largest > 65536.0) return false;
-  for (int64_t i = 0; i < shifted_bias_size(plan->num_experts); ++i) {
+  for (int64_t i = 0; i < padded(plan->num_experts); ++i) {
     const double own =
         bias == nullptr || i >= plan->num_experts ? 0.0 : static_cast<double>(bias[i]);
     shifted_bias[i] = static_cast<float>(own - static_cast<double>(low) + 1.0);
@@ -60,18 +63,53 @@ bool set_bias(const float* bias, float* shifted_bias, FusedPlan* plan) {
   return true;
 }
 
+// Whole vectors of 32 words, a group each, of experts whose number fits a byte.
+bool words_fit(const FusedPlan& plan) {
+  if (plan.num_experts % 32 != 0 || plan.num_experts > kWordMostExperts) return false;
+  if (plan.num_groups == 1) return true;
+  return plan.score == FusedPlan::Score::kSigmoid && plan.num_groups == 8 &&
+         plan.num_experts == 256 && plan.sum_of_two && plan.top_k <= 2 * plan.keep_groups;
+}
+
+void set_words(float* shifted_bias, FusedPlan* plan) {
+  if (!words_fit(*plan)) return;
+  auto* const words = reinterpret_cast<uint16_t*>(shifted_bias + padded(plan->num_experts));
+  if (plan->score != FusedPlan::Score::kSigmoid) {
+    plan->word_bias = words;
+    return;
+  }
+  constexpr double kUnit = 16384.0;
+  double most = 0.0;
+  for (int64_t i = 0; i < plan->num_experts; ++i) {
+    const int64_t expert = i / 32 * 32 + expert_of_word(static_cast<int>(i % 32));
+    const double bias = static_cast<double>(shifted_bias[expert]) - 1.0;
+    most = std::max(most, bias);
+    // Half of the sigmoid, the half unit of the tables, and some more, so that all words are positive.
+    words[i] = static_cast<uint16_t>(std::lrint(std::min(bias, 1.0) * kUnit + 0.5) + 8192 + 16);
+  }
+  // A sum of two has to fit a word.
+  if (most > 0.97) return;
+  plan->word_bias = words;
+  const double roundings = static_cast<double>(plan->fine_error) - kFineSigmoidError;
+  const double error = kWordSigmoidError + 0.5 + roundings * kUnit;
+  plan->word_margin = static_cast<int32_t>(std::ceil(2.0 * error));
+}
+
 }  // namespace
 
 const FusedKernel* fused_kernel() {
   static const FusedKernel* const chosen = [] {
     const Result<const CpuInfo*> cpu = cpu_info();
     const bool fits = cpu.has_value() && (*cpu)->has(Level::kAvx512);
+    if (fits && platform::cpu_features().avx512_vbmi2) return &kFusedKernelVbmi2;
     return fits ? &kFusedKernelAvx512 : nullptr;
   }();
   return chosen;
 }
 
-int64_t shifted_bias_size(int64_t num_experts) { return (num_experts + 15) / 16 * 16; }
+int64_t shifted_bias_size(int64_t num_experts) {
+  return padded(num_experts) + padded(num_experts) / 2;
+}
 
 bool make_fused_plan(const RouterSpec& spec, const float* bias, bool normalised,
                      float* shifted_bias, FusedPlan* plan) {
@@ -105,7 +143,9 @@ bool make_fused_plan(const RouterSpec& spec, const float* bias, bool normalised,
   } else if (bias != nullptr) {
     return false;
   }
-  return set_groups(spec, plan);
+  if (!set_groups(spec, plan)) return false;
+  set_words(shifted_bias, plan);
+  return true;
 }
 
 }  // namespace argosy::router

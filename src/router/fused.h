@@ -36,10 +36,14 @@ struct FusedPlan {
   float least_score = 0;    // a row with a smaller chosen one is left to the reference
   float factor = 1;
   const float* bias = nullptr;  // [E], kSigmoid only; null: none
-  // kSigmoid: [shifted_bias_size(E)] bias + shift, aligned to 64 bytes, the shift such that all approximations are >= 1.
+  // kSigmoid: [E, to a multiple of 16] bias + shift, aligned to 64 bytes, the shift such that all approximations are >= 1.
   const float* shifted_bias = nullptr;
   float coarse_error = 0;  // of approximation - shift, against the exact selection score
   float fine_error = 0;
+  // Null unless words decide (FusedKernel of a CPU with AVX512_VBMI2). [E] bias + shift in units of 2^-14, in
+  // the order of expert_of_word(), aligned to 64 bytes; kLogit, kSoftmax: not read.
+  const uint16_t* word_bias = nullptr;
+  int32_t word_margin = 0;  // two selection scores farther apart have the order of their words
 };
 
 // A block of valid tokens. Rows with NaN or Inf are left to the reference.
@@ -59,6 +63,9 @@ struct FusedKernel {
   // Coarse: only for logits within kCoarseRange.
   void (*coarse_sigmoid)(const float* logits, int64_t count, float* out);
   void (*fine_sigmoid)(const float* logits, int64_t count, float* out);
+  // The sigmoid in words, see kWordSigmoidError: of 32 logits, in the order of expert_of_word(). Null
+  // without words.
+  void (*word_sigmoid)(const float* logits, int16_t* out);
   // True when all values are finite.
   bool (*is_finite)(const float* values, int64_t count);
 };
@@ -68,12 +75,19 @@ inline constexpr float kCoarseRange = 80.0f;
 inline constexpr float kCoarseSigmoidError = 8.5e-5f;
 inline constexpr float kFineSigmoidError = 5e-7f;
 
+// In the order that packs_epi32 leaves: the expert of 32 that word i of 32 holds.
+constexpr int expert_of_word(int i) { return i / 8 * 4 + i % 4 + (i / 4 % 2) * 16; }
+// A word and a half approximate 2^14 (sigmoid(z) - 1/2) to this; tested over all words.
+inline constexpr double kWordSigmoidError = 3.25;
+inline constexpr int64_t kWordMostExperts = 256;
+
 extern const FusedKernel kFusedKernelAvx512;  // only on a CPU with Level::kAvx512
+extern const FusedKernel kFusedKernelVbmi2;   // and AVX512_VBMI2 beside it
 
 // The kernel for this CPU, or null.
 const FusedKernel* fused_kernel();
 
-// Floats of `shifted_bias` for a plan.
+// Floats of `shifted_bias` for a plan, its words included.
 int64_t shifted_bias_size(int64_t num_experts);
 
 // Fills *plan; false when the pass has no way for this spec and bias. `shifted_bias` has

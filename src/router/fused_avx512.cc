@@ -25,6 +25,8 @@ namespace {
 #include "router/fused_rows.inl"
 // Uses both.
 #include "router/fused_columns.inl"
+// Uses all.
+#include "router/fused_words.inl"
 
 // Candidates of a token that get an exact score: one more than can be chosen.
 constexpr int kExact = static_cast<int>(kFusedMostTopK) + 1;
@@ -43,8 +45,6 @@ class Finisher {
         id_mask_(id_mask_of(plan.num_experts)) {}
 
   [[gnu::noinline]] void finish() {
-    check_cut(_mm512_load_ps(work_.keys[plan_.top_k - 1]),
-              _mm512_load_ps(work_.keys[plan_.top_k + 1]));
     Chosen chosen;
     switch (plan_.score) {
       case Score::kSigmoid:
@@ -66,15 +66,6 @@ class Finisher {
   };
 
   void leave(__mmask16 tokens) { work_.undecided |= tokens; }
-
-  // The key after next to the last chosen one, and all below, are out whatever the errors.
-  void check_cut(V last, V out) {
-    const V magnitude = floats(set(0x7FFFFFFF)), huge = set(0x1p+100f);
-    const V unit = set(static_cast<float>(id_mask_ + 1) * 0x1p-23f);
-    const V high = _mm512_fmadd_ps(_mm512_min_ps(_mm512_and_ps(out, magnitude), huge), unit, out);
-    const V least = out_below(last, id_mask_, _mm512_load_ps(work_.error));
-    leave(static_cast<__mmask16>(~_mm512_cmp_ps_mask(least, high, _CMP_GT_OQ)));
-  }
 
   // Row pointers as integers, for the gathers.
   struct Addresses {
@@ -107,7 +98,7 @@ class Finisher {
       const I id = _mm512_and_si512(bits(key), set(id_mask_));
       V value = gather(rows, id);
       if (kIsSigmoid) {
-        value = rounded(exact_sigmoid(low_half(value)), exact_sigmoid(high_half(value)));
+        value = sigmoid(value);
         chosen->scores[slot] = value;
         if (plan_.bias != nullptr) {
           value = _mm512_add_ps(value, _mm512_i32gather_ps(id, plan_.bias, 4));
@@ -126,6 +117,23 @@ class Finisher {
       }
       if (moved == 0) break;
     }
+  }
+
+  // Below -100 no score is of any use, see check_scores().
+  V sigmoid(V z) {
+    const __mmask16 negative = _mm512_cmp_ps_mask(z, _mm512_setzero_ps(), _CMP_LT_OQ);
+    const V below = _mm512_max_ps(_mm512_or_ps(z, set(-0.0f)), set(-100.0f));
+    const D low = near_sigmoid(low_half(below), static_cast<__mmask8>(negative));
+    const D high = near_sigmoid(high_half(below), static_cast<__mmask8>(negative >> 8));
+    leave_near_ties<false>(low);
+    leave_near_ties<true>(high);
+    return rounded(low, high);
+  }
+
+  template <bool kHigh>
+  void leave_near_ties(D x) {
+    const auto ties = static_cast<__mmask16>(is_near_tie(x));
+    leave(kHigh ? static_cast<__mmask16>(ties << 8) : ties);
   }
 
   // True also for equal neighbours, in whatever order.
@@ -162,8 +170,9 @@ class Finisher {
     alignas(64) double sums[kLanes];
     if (plan_.score == Score::kSigmoid) {
       check_scores(chosen.scores);
-    } else if (plan_.score == Score::kSoftmax) {
-      check_gaps(chosen.selection);
+    } else {
+      check_range(chosen.selection);
+      if (plan_.score == Score::kSoftmax) check_gaps(chosen.selection);
       if (plan_.over_all) sum_over_all(chosen.selection[0], sums);
     }
     // The upper half of a row: its weights.
@@ -195,19 +204,31 @@ class Finisher {
     for (int k = 0; k < 8; ++k) {
       terms[k] = _mm512_setzero_pd();
       if (k >= plan_.top_k) continue;
-      terms[k] = are_scores
-                     ? half<kHigh>(chosen.scores[k])
-                     : exp_nonpositive(_mm512_sub_pd(half<kHigh>(chosen.selection[k]), peak));
+      if (are_scores) {
+        terms[k] = half<kHigh>(chosen.scores[k]);
+      } else if (plan_.over_all) {
+        terms[k] = exp_nonpositive(_mm512_sub_pd(half<kHigh>(chosen.selection[k]), peak));
+      } else {
+        terms[k] = k == 0 ? _mm512_set1_pd(1.0)
+                          : near_exp(_mm512_sub_pd(half<kHigh>(chosen.selection[k]), peak));
+      }
     }
     if (plan_.over_all) divide_by_all<kHigh>(_mm512_load_pd(sums), terms);
     if (plan_.normalised) {
       const D sum = _mm512_add_pd(sum_of_eight(terms), _mm512_set1_pd(plan_.added_to_sum));
       const D inverse = inverse_of(sum);
 #pragma GCC unroll 8
-      for (int k = 0; k < 8; ++k) terms[k] = quotient(terms[k], sum, inverse);
+      for (int k = 0; k < 8; ++k) {
+        if (k >= plan_.top_k) continue;
+        terms[k] = _mm512_mul_pd(terms[k], inverse);
+        leave_near_ties<kHigh>(terms[k]);
+      }
     }
 #pragma GCC unroll 8
-    for (int k = 0; k < 8; ++k) _mm256_store_ps(weights[k] + (kHigh ? 8 : 0), scaled(terms[k]));
+    for (int k = 0; k < 8; ++k) {
+      const __m256 weight = k < plan_.top_k ? scaled<kHigh>(terms[k]) : _mm256_setzero_ps();
+      _mm256_store_ps(weights[k] + (kHigh ? 8 : 0), weight);
+    }
   }
 
   // Powers to scores of a softmax over all experts; rounded to fp32 where they are normalised next.
@@ -253,19 +274,26 @@ class Finisher {
       const V gap = _mm512_sub_ps(logits[k], logits[k + 1]);
       const __mmask16 close = _mm512_cmp_ps_mask(gap, set(kApart), _CMP_LT_OQ);
       leave(_mm512_mask_cmp_ps_mask(close, gap, _mm512_setzero_ps(), _CMP_NEQ_OQ));
-      leave(
-          _mm512_cmp_ps_mask(_mm512_sub_ps(logits[0], logits[k]), set(kSoftmaxRange), _CMP_GT_OQ));
     }
   }
 
-  // x the factor in fp32; denormal weights before their rounding.
-  __m256 scaled(D exact) const {
+  void check_range(const V* logits) {
+    const V least = logits[plan_.top_k - 1];
+    leave(_mm512_cmp_ps_mask(_mm512_sub_ps(logits[0], least), set(kSoftmaxRange), _CMP_GT_OQ));
+  }
+
+  // x the factor in fp32; denormal weights before their rounding, if they are exact.
+  template <bool kHigh>
+  __m256 scaled(D exact) {
     const __m256 weight = _mm512_cvtpd_ps(exact);
     const __m256 product = _mm256_mul_ps(weight, _mm256_set1_ps(plan_.factor));
-    const __mmask8 denormal = _mm256_cmp_ps_mask(weight, _mm256_set1_ps(0x1p-126f), _CMP_LT_OQ);
+    const auto denormal =
+        static_cast<uint32_t>(_mm256_cmp_ps_mask(weight, _mm256_set1_ps(0x1p-126f), _CMP_LT_OQ));
     if (__builtin_expect(denormal == 0, 1)) return product;
+    if (plan_.normalised) work_.undecided |= kHigh ? denormal << 8 : denormal;
     const D wide = _mm512_set1_pd(static_cast<double>(plan_.factor));
-    return _mm256_mask_mov_ps(product, denormal, _mm512_cvtpd_ps(_mm512_mul_pd(exact, wide)));
+    return _mm256_mask_mov_ps(product, static_cast<__mmask8>(denormal),
+                              _mm512_cvtpd_ps(_mm512_mul_pd(exact, wide)));
   }
 
   void store(const V* rows) const {
@@ -289,6 +317,14 @@ class Finisher {
   const int32_t id_mask_;
 };
 
+// Leaves what a key does not decide.
+void check_cut(const FusedPlan& plan, Work* work) {
+  work->undecided |= may_be_chosen(_mm512_load_ps(work->keys[plan.top_k + 1]),
+                                   _mm512_load_ps(work->keys[plan.top_k - 1]),
+                                   id_mask_of(plan.num_experts), _mm512_load_ps(work->error));
+}
+
+template <bool kWords>
 uint32_t route_block(const FusedPlan& plan, const FusedBlock& block) {
   // What is written at the end: stores that miss would hold up all stores after them.
   for (int64_t i = 0; i < block.num_tokens; ++i) {
@@ -298,10 +334,14 @@ uint32_t route_block(const FusedPlan& plan, const FusedBlock& block) {
   Work work;
   work.undecided = 0;
   Ahead ahead(plan, block);
-  if (Columns::takes(plan)) {
+  if (kWords && plan.word_bias != nullptr) {
+    Words(plan, block, &ahead, &work).collect();
+  } else if (Columns::takes(plan)) {
     Columns(plan, block, &ahead, &work).collect();
+    check_cut(plan, &work);
   } else {
     Collector(plan, block, &ahead, &work).collect();
+    check_cut(plan, &work);
   }
   Finisher(plan, block, &ahead, &work).finish();
   return work.undecided & ((1u << block.num_tokens) - 1);
@@ -319,6 +359,10 @@ void fine_sigmoids(const float* logits, int64_t count, float* out) {
   }
 }
 
+void word_sigmoid(const float* logits, int16_t* out) {
+  _mm512_storeu_si512(out, Words::approximate(logits));
+}
+
 bool is_finite(const float* values, int64_t count) {
   const I magnitude = set(0x7FFFFFFF);
   I largest = _mm512_setzero_si512();
@@ -331,7 +375,9 @@ bool is_finite(const float* values, int64_t count) {
 
 }  // namespace
 
-constinit const FusedKernel kFusedKernelAvx512 = {route_block, coarse_sigmoids, fine_sigmoids,
-                                                  is_finite};
+constinit const FusedKernel kFusedKernelAvx512 = {route_block<false>, coarse_sigmoids,
+                                                  fine_sigmoids, nullptr, is_finite};
+constinit const FusedKernel kFusedKernelVbmi2 = {route_block<true>, coarse_sigmoids, fine_sigmoids,
+                                                 word_sigmoid, is_finite};
 
 }  // namespace argosy::router

@@ -179,11 +179,46 @@ ARGOSY_INLINE D exp_nonpositive(D x) {
   return _mm512_maskz_mul_pd(above, p, scale);
 }
 
-// e^min(z, 0) is 1 or the same e^-|z| as in the denominator.
-ARGOSY_INLINE D exact_sigmoid(D z) {
-  const D zero = _mm512_setzero_pd(), one = _mm512_set1_pd(1.0);
-  const __mmask8 negative = _mm512_cmp_pd_mask(z, zero, _CMP_LT_OQ);
-  const D power = exp_nonpositive(_mm512_mask_sub_pd(z, static_cast<__mmask8>(~negative), zero, z));
+// --- Nearly exact scores, whose fp32 rounding is the exact one's unless is_near_tie() ---
+
+struct alignas(64) Powers {
+  double of_sixteenth[16] = {
+      0x1.0000000000000p+0, 0x1.0b5586cf9890fp+0, 0x1.172b83c7d517bp+0, 0x1.2387a6e756238p+0,
+      0x1.306fe0a31b715p+0, 0x1.3dea64c123422p+0, 0x1.4bfdad5362a27p+0, 0x1.5ab07dd485429p+0,
+      0x1.6a09e667f3bcdp+0, 0x1.7a11473eb0187p+0, 0x1.8ace5422aa0dbp+0, 0x1.9c49182a3f090p+0,
+      0x1.ae89f995ad3adp+0, 0x1.c199bdd85529cp+0, 0x1.d5818dcfba487p+0, 0x1.ea4afa2a490dap+0};
+};
+constexpr Powers kPowers;  // 2^(i/16)
+
+// e^x for x in [-100, 0], relative error below 1.5e-13: x = n ln(2)/16 + r, |r| <= 0.0217, and the Taylor
+// polynomial of degree 5.
+ARGOSY_INLINE D near_exp(D x) {
+  const D magic = _mm512_set1_pd(6755399441055744.0);  // 1.5 * 2^52
+  const D shifted = _mm512_fmadd_pd(x, _mm512_set1_pd(0x1.71547652b82fep+4), magic);
+  const D n = _mm512_sub_pd(shifted, magic);
+  const D r = _mm512_fmadd_pd(n, _mm512_set1_pd(-0x1.62e42fefa39efp-5), x);
+  D p = _mm512_set1_pd(1.0 / 120.0);
+  constexpr double kTaylor[] = {1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0};
+#pragma GCC unroll 5
+  for (const double c : kTaylor) p = _mm512_fmadd_pd(p, r, _mm512_set1_pd(c));
+  const I word = _mm512_castpd_si512(shifted);
+  const D power = _mm512_permutex2var_pd(_mm512_load_pd(kPowers.of_sixteenth), word,
+                                         _mm512_load_pd(kPowers.of_sixteenth + 8));
+  const I whole = _mm512_slli_epi64(_mm512_andnot_si512(_mm512_set1_epi64(15), word), 48);
+  return _mm512_mul_pd(p, _mm512_castsi512_pd(_mm512_add_epi64(_mm512_castpd_si512(power), whole)));
+}
+
+// At most 2^-41 from the middle of two normal fp32 numbers, relative; twice the error of near_exp() is less.
+ARGOSY_INLINE __mmask8 is_near_tie(D x) {
+  constexpr int64_t kMargin = 1 << 12, kHalf = 1 << 28;
+  const I moved = _mm512_add_epi64(_mm512_castpd_si512(x), _mm512_set1_epi64(kHalf + kMargin));
+  return _mm512_testn_epi64_mask(moved, _mm512_set1_epi64(2 * kHalf - 2 * kMargin));
+}
+
+// From e^-|z|; the numerator is 1 or the same.
+ARGOSY_INLINE D near_sigmoid(D below, __mmask8 negative) {
+  const D one = _mm512_set1_pd(1.0);
+  const D power = near_exp(below);
   return _mm512_div_pd(_mm512_mask_mov_pd(one, negative, power), _mm512_add_pd(one, power));
 }
 

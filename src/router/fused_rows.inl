@@ -61,6 +61,15 @@ ARGOSY_INLINE V out_below(V last, int32_t id_mask, V error) {
   return _mm512_sub_ps(low, _mm512_fmadd_ps(error, set(2.0f), set(2 * kApart)));
 }
 
+// Lanes whose key `out`, the next but one after the K-th, may be among the best K, hence more below it too.
+ARGOSY_INLINE __mmask16 may_be_chosen(V out, V last, int32_t id_mask, V error) {
+  const V magnitude = floats(set(0x7FFFFFFF)), huge = set(0x1p+100f);
+  const V unit = set(static_cast<float>(id_mask + 1) * 0x1p-23f);
+  const V high = _mm512_fmadd_ps(_mm512_min_ps(_mm512_and_ps(out, magnitude), huge), unit, out);
+  const V least = out_below(last, id_mask, error);
+  return static_cast<__mmask16>(~_mm512_cmp_ps_mask(least, high, _CMP_GT_OQ));
+}
+
 class Collector {
  public:
   Collector(const FusedPlan& plan, const FusedBlock& block, Ahead* ahead, Work* work)
@@ -81,6 +90,44 @@ class Collector {
       collect_part();
     }
     sort_candidates();
+  }
+
+  // Of pairs of eight vectors, compared as integers: see best_two_of_groups().
+  static V tree_of_two(I* most, I* second) {
+    // Of two pairs (largest, second): the second of all four is the larger of the smaller largest and the
+    // larger second.
+    const auto fold = [](I& m, I& s, I other_m, I other_s) {
+      s = _mm512_max_epi32(_mm512_min_epi32(m, other_m), _mm512_max_epi32(s, other_s));
+      m = _mm512_max_epi32(m, other_m);
+    };
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const I m = _mm512_unpackhi_epi32(most[2 * i], most[2 * i + 1]);
+      const I s = _mm512_unpackhi_epi32(second[2 * i], second[2 * i + 1]);
+      most[i] = _mm512_unpacklo_epi32(most[2 * i], most[2 * i + 1]);
+      second[i] = _mm512_unpacklo_epi32(second[2 * i], second[2 * i + 1]);
+      fold(most[i], second[i], m, s);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const I m = _mm512_unpackhi_epi64(most[2 * i], most[2 * i + 1]);
+      const I s = _mm512_unpackhi_epi64(second[2 * i], second[2 * i + 1]);
+      most[i] = _mm512_unpacklo_epi64(most[2 * i], most[2 * i + 1]);
+      second[i] = _mm512_unpacklo_epi64(second[2 * i], second[2 * i + 1]);
+      fold(most[i], second[i], m, s);
+    }
+    const I m = _mm512_shuffle_i32x4(most[0], most[1], 0xDD);
+    const I s = _mm512_shuffle_i32x4(second[0], second[1], 0xDD);
+    most[0] = _mm512_shuffle_i32x4(most[0], most[1], 0x88);
+    second[0] = _mm512_shuffle_i32x4(second[0], second[1], 0x88);
+    fold(most[0], second[0], m, s);
+    const I last_m = _mm512_shuffle_i32x4(most[0], most[0], 0xDD);
+    const I last_s = _mm512_shuffle_i32x4(second[0], second[0], 0xDD);
+    most[0] = _mm512_shuffle_i32x4(most[0], most[0], 0x88);
+    second[0] = _mm512_shuffle_i32x4(second[0], second[0], 0x88);
+    fold(most[0], second[0], last_m, last_s);
+    const V seconds = floats(second[0]);
+    return _mm512_mask_mov_ps(seconds, 0x00FF, _mm512_add_ps(floats(most[0]), seconds));
   }
 
  private:
@@ -317,43 +364,6 @@ class Collector {
       }
     }
     return tree_of_two(most, second);
-  }
-
-  static V tree_of_two(I* most, I* second) {
-    // Of two pairs (largest, second): the second of all four is the larger of the smaller largest and the
-    // larger second.
-    const auto fold = [](I& m, I& s, I other_m, I other_s) {
-      s = _mm512_max_epi32(_mm512_min_epi32(m, other_m), _mm512_max_epi32(s, other_s));
-      m = _mm512_max_epi32(m, other_m);
-    };
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const I m = _mm512_unpackhi_epi32(most[2 * i], most[2 * i + 1]);
-      const I s = _mm512_unpackhi_epi32(second[2 * i], second[2 * i + 1]);
-      most[i] = _mm512_unpacklo_epi32(most[2 * i], most[2 * i + 1]);
-      second[i] = _mm512_unpacklo_epi32(second[2 * i], second[2 * i + 1]);
-      fold(most[i], second[i], m, s);
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      const I m = _mm512_unpackhi_epi64(most[2 * i], most[2 * i + 1]);
-      const I s = _mm512_unpackhi_epi64(second[2 * i], second[2 * i + 1]);
-      most[i] = _mm512_unpacklo_epi64(most[2 * i], most[2 * i + 1]);
-      second[i] = _mm512_unpacklo_epi64(second[2 * i], second[2 * i + 1]);
-      fold(most[i], second[i], m, s);
-    }
-    const I m = _mm512_shuffle_i32x4(most[0], most[1], 0xDD);
-    const I s = _mm512_shuffle_i32x4(second[0], second[1], 0xDD);
-    most[0] = _mm512_shuffle_i32x4(most[0], most[1], 0x88);
-    second[0] = _mm512_shuffle_i32x4(second[0], second[1], 0x88);
-    fold(most[0], second[0], m, s);
-    const I last_m = _mm512_shuffle_i32x4(most[0], most[0], 0xDD);
-    const I last_s = _mm512_shuffle_i32x4(second[0], second[0], 0xDD);
-    most[0] = _mm512_shuffle_i32x4(most[0], most[0], 0x88);
-    second[0] = _mm512_shuffle_i32x4(second[0], second[0], 0x88);
-    fold(most[0], second[0], last_m, last_s);
-    const V seconds = floats(second[0]);
-    return _mm512_mask_mov_ps(seconds, 0x00FF, _mm512_add_ps(floats(most[0]), seconds));
   }
 
   // Lane maxima over the kept groups.

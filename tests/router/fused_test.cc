@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string_view>
 
 #include "argosy/cpu.h"
 #include "platform/float_env.h"
@@ -52,7 +53,10 @@ std::vector<NamedPath> paths_here() {
   if (cpu.has(Level::kAvx2)) paths.push_back({"avx2", {&router::kFmaKernel, true, nullptr}});
   if (cpu.has(Level::kAvx512)) {
     paths.push_back({"avx512", {&router::kAvx512Kernel, true, nullptr}});
-    paths.push_back({"fused", {&router::kAvx512Kernel, true, router::fused_kernel()}});
+    paths.push_back({"fused", {&router::kAvx512Kernel, true, &router::kFusedKernelAvx512}});
+    if (router::fused_kernel() != &router::kFusedKernelAvx512) {
+      paths.push_back({"fused, words", {&router::kAvx512Kernel, true, router::fused_kernel()}});
+    }
   }
   return paths;
 }
@@ -247,20 +251,57 @@ TEST(Fused, GroupsWithEqualSums) {
   SCOPED_TRACE(testing::Message() << "seed " << kSeed);
   Random random(kSeed);
   for (int round = 0; round < 200; ++round) {
-    Batch batch = {spec_of("deepseek_v3", 128, 8), {}, {}, {}};
+    const int64_t num_experts = one_of<int64_t>(random, {128, 256});
+    const auto group_size = static_cast<size_t>(num_experts / 8);
+    Batch batch = {spec_of("deepseek_v3", num_experts, 8), {}, {}, {}};
     batch.spec.num_groups = 8;
     batch.spec.keep_groups = draw(random, 4, 7);
     batch.spec.group_score = round % 2 == 0 ? GroupScore::kSumOfBestTwo : GroupScore::kMax;
-    batch.bias.assign(128, 0.0f);
+    batch.bias.assign(static_cast<size_t>(num_experts), 0.0f);
     for (int64_t t = 0; t < 16; ++t) {
-      const std::vector<float> group = normal_logits(random, 16, 1.0f);
+      const std::vector<float> group = normal_logits(random, group_size, 1.0f);
       for (int64_t g = 0; g < 8; ++g) {
-        for (size_t i = 0; i < 16; ++i) {
-          const float z = group[(i + static_cast<size_t>(g) * 5) % 16];
+        for (size_t i = 0; i < group_size; ++i) {
+          const float z = group[(i + static_cast<size_t>(g) * 5) % group_size];
           const auto ulps = static_cast<uint32_t>(draw(random, 0, t / 4));
           batch.logits.push_back(std::bit_cast<float>(std::bit_cast<uint32_t>(z) + ulps));
         }
       }
+    }
+    expect_bits_of_reference(batch);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Where words of 16 bits do not decide: experts closer than their error at every rank, more candidates than a
+// vector or a second look takes, logits beyond the fixed point; of the shapes that go by words.
+TEST(Fused, WhereWordsDoNotDecide) {
+  constexpr uint64_t kSeed = 86;
+  SCOPED_TRACE(testing::Message() << "seed " << kSeed);
+  Random random(kSeed);
+  for (int round = 0; round < 300; ++round) {
+    const bool groups = draw(random, 0, 2) == 0;
+    const char* const preset = one_of(random, {"deepseek_v3", "qwen3_moe", "gpt_oss"});
+    const int64_t num_experts = one_of<int64_t>(random, {32, 64, 128, 160, 256});
+    Batch batch = {spec_of(preset, num_experts, draw(random, 1, 8)), {}, {}, {}};
+    if (batch.spec.selection_bias == Choice::kYes) {
+      const float spread = one_of(random, {0.0f, 0.02f, 0.3f});
+      batch.bias = normal_logits(random, static_cast<size_t>(num_experts), spread);
+      batch.spec.num_groups = groups && num_experts == 256 ? 8 : 1;
+      batch.spec.keep_groups = batch.spec.num_groups == 8 ? draw(random, 4, 7) : 1;
+    }
+    for (int64_t t = 0; t < 16; ++t) {
+      std::vector<float> row = normal_logits(random, static_cast<size_t>(num_experts), 1.0f);
+      const int64_t many = one_of<int64_t>(random, {0, 9, 12, 17, 24, 33, 40});
+      const float apart = one_of(random, {1e-6f, 1e-5f, 1e-4f, 1e-3f});
+      const float top = one_of(random, {3.0f, 7.99f, 8.0f, 12.0f, 70.0f});
+      for (int64_t i = 0; i < many; ++i) {
+        const auto at = static_cast<size_t>(draw(random, 0, num_experts - 1));
+        row[at] = top + apart * static_cast<float>(draw(random, 0, 12));
+      }
+      const auto one = static_cast<size_t>(draw(random, 0, num_experts - 1));
+      row[one] = one_of(random, {row[one], -8.0f, -9.0f, -600.0f, 600.0f, 3e9f, -3e9f});
+      batch.logits.insert(batch.logits.end(), row.begin(), row.end());
     }
     expect_bits_of_reference(batch);
     if (HasFatalFailure()) return;
@@ -283,11 +324,14 @@ TEST(Fused, LeavesFewOrdinaryTokens) {
     }
     std::vector<float> bias;
     if (spec.selection_bias == Choice::kYes) bias = normal_logits(random, 256, 0.05f);
-    alignas(64) float shifted[256];
+    alignas(64) float shifted[384];
+    ASSERT_LE(router::shifted_bias_size(256), 384);
     router::FusedPlan plan;
     ASSERT_TRUE(
         router::make_fused_plan(spec, bias.empty() ? nullptr : bias.data(), true, shifted, &plan))
         << preset;
+    // deepseek_v2 has other groups.
+    EXPECT_EQ(plan.word_bias != nullptr, preset != std::string_view("deepseek_v2"));
     auto scratch = AlignedBuffer::allocate(router::kFusedScratchFloats * 4);
     ASSERT_TRUE(scratch.has_value());
     int64_t left = 0;
@@ -343,6 +387,33 @@ TEST(Fused, ApproximationsKeepTheirBounds) {
       ASSERT_LE(std::fabs(static_cast<double>(coarse[i]) - want), router::kCoarseSigmoidError)
           << logits[i];
     }
+  }
+}
+
+// All words, and both ends of the logits that come to one.
+TEST(Fused, WordsKeepTheirBound) {
+  const router::FusedKernel* const kernel = router::fused_kernel();
+  if (kernel == nullptr || kernel->word_sigmoid == nullptr) GTEST_SKIP() << "no words on this CPU";
+  const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+  for (int x = -32768 - 64; x < 32768 + 64; x += 32) {
+    for (const float end : {-0.5f, 0.0f, 0.5f}) {
+      float logits[32];
+      int16_t words[32];
+      for (int i = 0; i < 32; ++i) logits[i] = (static_cast<float>(x + i) + end) / 4096.0f;
+      kernel->word_sigmoid(logits, words);
+      for (int i = 0; i < 32; ++i) {
+        const float z = logits[router::expert_of_word(i)];
+        const double want = 16384.0 * (exact_sigmoid(z) - 0.5);
+        ASSERT_LE(std::fabs(words[i] + 0.5 - want), router::kWordSigmoidError) << z;
+      }
+    }
+  }
+  const float far[32] = {9.0f, -9.0f, 80.0f, -80.0f, 200000.0f, -200000.0f};
+  int16_t words[32];
+  kernel->word_sigmoid(far, words);
+  for (int i = 0; i < 32; ++i) {
+    const double want = 16384.0 * (exact_sigmoid(far[router::expert_of_word(i)]) - 0.5);
+    EXPECT_LE(std::fabs(words[i] + 0.5 - want), router::kWordSigmoidError) << i;
   }
 }
 
