@@ -1,8 +1,8 @@
 // The fused pass over a block of tokens: scores, group limit, top-k and weights without a row of exact
 // scores.
 //
-// Experts are chosen on cheap fp32 approximations with a proven bound of their error; only the few
-// that may be among the top_k get their exact score, in the operations of kernel.inl. A token that
+// Experts are chosen on cheap approximations with a proven bound of their error; only the few that
+// may be among the top_k get their exact score, to the bits of kernel.inl. A token that
 // the bounds do not decide is left to route_token() of route.cc, so the bits are always those of the
 // reference. Floor: docs/perf/router.md. Decision: docs/adr/0010. Test:
 // tests/router/fused_test.cc.

@@ -1,7 +1,7 @@
 // Vectors of 16 fp32 and 8 fp64 for fused_avx512.cc alone, inside its namespace: sorting networks,
 // approximate and exact scores.
 //
-// The exact ones are the operations of numeric/elementary.h and kernel.inl. Test:
+// The exact ones have the bits of numeric/elementary.h and kernel.inl, or say that they may not. Test:
 // tests/router/fused_test.cc.
 
 using V = __m512;   // 16 fp32

@@ -363,6 +363,33 @@ double exact_sigmoid(float z) {
   return (z < 0.0f ? power : 1.0) / (1.0 + power);
 }
 
+// Scores whose fp64 value lies next to the middle of two fp32 numbers: of a sigmoid, and of a softmax of two.
+TEST(Fused, ScoresNearATie) {
+  constexpr uint64_t kSeed = 87;
+  SCOPED_TRACE(testing::Message() << "seed " << kSeed);
+  Random random(kSeed);
+  std::uniform_real_distribution<float> uniform(-18.0f, 18.0f);
+  std::vector<float> close;
+  while (close.size() < 32) {
+    const float z = uniform(random);
+    const uint64_t below = std::bit_cast<uint64_t>(exact_sigmoid(z)) & 0x1FFFFFFF;
+    if (below - (0x10000000 - 0x400) < 0x800) close.push_back(z);
+  }
+  Batch sigmoids = {spec_of("deepseek_v3", 32, 8), {}, {}, {}};
+  sigmoids.spec.num_groups = sigmoids.spec.keep_groups = 1;
+  sigmoids.spec.normalise = Choice::kNo;
+  sigmoids.bias.assign(32, 0.0f);
+  Batch softmax = {spec_of("gpt_oss", 32, 2), {}, {}, {}};
+  for (size_t t = 0; t < 32; ++t) {
+    for (size_t i = 0; i < 32; ++i) {
+      sigmoids.logits.push_back(close[(t + i) % 32] - (i < 8 ? 0.0f : 40.0f));
+      softmax.logits.push_back(i > 1 ? -90.0f : (i == 1 ? close[t] : 0.0f));
+    }
+  }
+  expect_bits_of_reference(sigmoids);
+  expect_bits_of_reference(softmax);
+}
+
 // Every 4099th fp32 number; when the bounds were written, all of 2^-20 to 100 in magnitude and every 61st
 // of the others.
 TEST(Fused, ApproximationsKeepTheirBounds) {
