@@ -263,11 +263,13 @@ Status State::read_slots(const Call& call, int source, int64_t count) {
     if (header.payload_tag != tag) {
       return corrupt(call, source, index, check_payload_tag(header.payload_tag, payload).message());
     }
-    if (header.token < 0 || header.token >= options.max_tokens || header.num_entries < 1 ||
+    // Rows of this rank may lie in its hidden states, which end sooner.
+    const int64_t num_tokens = source == rank() ? call.num_tokens : options.max_tokens;
+    if (header.token < 0 || header.token >= num_tokens || header.num_entries < 1 ||
         header.num_entries > layout.max_entries) {
       return corrupt(call, source, index,
                      fmt::format("token {} with {} experts, at most {} and {}", header.token,
-                                 header.num_entries, options.max_tokens - 1, layout.max_entries));
+                                 header.num_entries, num_tokens - 1, layout.max_entries));
     }
     for (int32_t at = 0; at < header.num_entries; ++at) {
       SlotEntry entry;
@@ -309,11 +311,11 @@ Status State::sort_arrivals(Call* call, LatencyRows* rows) {
   rows->group_offsets.assign(num_local + 1, 0);
   for (const Arrival& arrival : arrivals) {
     ++rows->group_sizes[static_cast<size_t>(arrival.expert)];
+    ++stats.tokens_received[static_cast<size_t>(arrival.expert)];
   }
   for (size_t expert = 0; expert < num_local; ++expert) {
     next_place[expert] = rows->group_offsets[expert];
     rows->group_offsets[expert + 1] = rows->group_offsets[expert] + rows->group_sizes[expert];
-    stats.tokens_received[expert] += rows->group_sizes[expert];
   }
   rows->rows.resize(arrivals.size());
   rows->results.resize(arrivals.size());

@@ -99,6 +99,7 @@ void encode_payload(const PayloadLayout& layout, const std::byte* row, std::byte
     args.reciprocal = rule.info.scale_dtype == DType::kE8M0;
     args.amax = args.reciprocal ? nullptr : amax;
     args.element = rule.info.element;
+    args.fetch_next = true;  // of this row, or the next token's
     args.codes = reinterpret_cast<uint8_t*>(out + at);
     kernel.encode_bf16(args);
   }
