@@ -173,39 +173,10 @@ std::string payload_text(BlockFormat format) {
   return format == BlockFormat::kUnset ? "as it is" : std::string(name_of(format));
 }
 
-}  // namespace
-
-Status check_exchange(const Group& group, const ExchangeOptions& wanted, const Exchange& given) {
-  const ExchangeOptions& have = given.options();
-  if (given.group_id() != group.id()) return differs("group id", given.group_id(), group.id());
-  if (have.dtype != wanted.dtype)
-    return differs("dtype", name_of(have.dtype), name_of(wanted.dtype));
-  if (have.hidden != wanted.hidden) return differs("hidden", have.hidden, wanted.hidden);
-  if (have.num_experts != wanted.num_experts) {
-    return differs("num_experts", have.num_experts, wanted.num_experts);
-  }
-  if (have.top_k != wanted.top_k) return differs("top_k", have.top_k, wanted.top_k);
-  if (have.receive_budget_bytes != wanted.receive_budget_bytes) {
-    return differs("receive_budget_bytes", have.receive_budget_bytes, wanted.receive_budget_bytes);
-  }
-  if (have.max_receive_rows != wanted.max_receive_rows) {
-    return differs("max_receive_rows", have.max_receive_rows, wanted.max_receive_rows);
-  }
-  if (have.group_alignment != wanted.group_alignment) {
-    return differs("group_alignment", have.group_alignment, wanted.group_alignment);
-  }
-  if (have.payload != wanted.payload) {
-    return differs("payload", payload_text(have.payload), payload_text(wanted.payload));
-  }
-  if (have.training != wanted.training) {
-    return differs("training", have.training, wanted.training);
-  }
-  return {};
-}
-
-Status check_exchange(const Group& group, const LatencyOptions& wanted,
-                      const LatencyExchange& given) {
-  const LatencyOptions& have = given.options();
+// What the options of both kinds of exchange have.
+template <typename Options, typename Given>
+Status check_common(const Group& group, const Options& wanted, const Given& given) {
+  const Options& have = given.options();
   if (given.group_id() != group.id()) return differs("group id", given.group_id(), group.id());
   if (have.dtype != wanted.dtype) {
     return differs("dtype", name_of(have.dtype), name_of(wanted.dtype));
@@ -215,11 +186,40 @@ Status check_exchange(const Group& group, const LatencyOptions& wanted,
     return differs("num_experts", have.num_experts, wanted.num_experts);
   }
   if (have.top_k != wanted.top_k) return differs("top_k", have.top_k, wanted.top_k);
+  if (have.payload != wanted.payload) {
+    return differs("payload", payload_text(have.payload), payload_text(wanted.payload));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_exchange(const Group& group, const ExchangeOptions& wanted, const Exchange& given) {
+  ARGOSY_RETURN_IF_ERROR(check_common(group, wanted, given));
+  const ExchangeOptions& have = given.options();
+  if (have.receive_budget_bytes != wanted.receive_budget_bytes) {
+    return differs("receive_budget_bytes", have.receive_budget_bytes, wanted.receive_budget_bytes);
+  }
+  if (have.max_receive_rows != wanted.max_receive_rows) {
+    return differs("max_receive_rows", have.max_receive_rows, wanted.max_receive_rows);
+  }
+  if (have.group_alignment != wanted.group_alignment) {
+    return differs("group_alignment", have.group_alignment, wanted.group_alignment);
+  }
+  if (have.training != wanted.training) return differs("training", have.training, wanted.training);
+  return {};
+}
+
+Status check_exchange(const Group& group, const LatencyOptions& wanted,
+                      const LatencyExchange& given) {
+  ARGOSY_RETURN_IF_ERROR(check_common(group, wanted, given));
+  const LatencyOptions& have = given.options();
   if (have.max_tokens != wanted.max_tokens) {
     return differs("max_tokens", have.max_tokens, wanted.max_tokens);
   }
-  if (have.payload != wanted.payload) {
-    return differs("payload", payload_text(have.payload), payload_text(wanted.payload));
+  if (have.return_path != wanted.return_path) {
+    return differs("return_path", static_cast<int>(have.return_path),
+                   static_cast<int>(wanted.return_path));
   }
   return {};
 }

@@ -8,12 +8,15 @@
 #include <set>
 
 #include "argosy/moe.h"
+#include "moe/layer_cases.h"
 #include "support/naive_layer.h"
 #include "support/run_group.h"
 
 namespace argosy {
 namespace {
 
+using testing::layer_of;
+using testing::LayerCase;
 using testing::Matrix;
 using testing::NaiveLayer;
 using testing::run_group;
@@ -144,26 +147,12 @@ Gradients run_backward(const NaiveLayer& layer, const Matrix& hidden, const Matr
   return all;
 }
 
-struct Case {
-  DType dtype;
-  DotOrder order;
-  bool shared;
-  bool shared_gate;
-  bool gpt_oss = false;
-};
-
-NaiveLayer layer_of(const Case& param) {
-  return param.gpt_oss ? testing::random_gpt_oss_layer(41, param.dtype, param.order, 9, 3, 37, 19)
-                       : testing::random_layer(41, param.dtype, param.order, 9, 3, 37, 19,
-                                               param.shared, param.shared_gate);
-}
-
 Matrix rows_of(const NaiveLayer& layer, int64_t count, uint64_t seed) {
   std::mt19937_64 random(seed);
   return testing::random_matrix(random, count, layer.hidden, 1.0f, layer.dtype == DType::kBF16);
 }
 
-class BackwardBits : public ::testing::TestWithParam<Case> {};
+class BackwardBits : public ::testing::TestWithParam<LayerCase> {};
 
 TEST_P(BackwardBits, AreTheSameForAnySetup) {
   const NaiveLayer layer = layer_of(GetParam());
@@ -242,11 +231,11 @@ TEST_P(BackwardBits, MaskedTokensTakePartInNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, BackwardBits,
-                         ::testing::Values(Case{DType::kBF16, DotOrder::kAmx, true, true},
-                                           Case{DType::kBF16, DotOrder::kVdpbf16, true, false},
-                                           Case{DType::kF32, DotOrder::kVdpbf16, true, true},
-                                           Case{DType::kBF16, DotOrder::kVdpbf16, false, false,
-                                                true}));
+                         ::testing::Values(LayerCase{DType::kBF16, DotOrder::kAmx, true, true},
+                                           LayerCase{DType::kBF16, DotOrder::kVdpbf16, true, false},
+                                           LayerCase{DType::kF32, DotOrder::kVdpbf16, true, true},
+                                           LayerCase{DType::kBF16, DotOrder::kVdpbf16, false, false,
+                                                     true}));
 
 // No token on some ranks, one hot expert, nothing at all.
 TEST(Backward, EmptyRanksAndNoTokens) {

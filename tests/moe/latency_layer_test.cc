@@ -7,13 +7,16 @@
 
 #include "argosy/moe.h"
 #include "argosy/payload.h"
+#include "moe/layer_cases.h"
 #include "support/naive_layer.h"
 #include "support/run_group.h"
 
 namespace argosy {
 namespace {
 
+using testing::LayerCase;
 using testing::Matrix;
+using testing::naive_bytes;
 using testing::NaiveLayer;
 using testing::run_group;
 
@@ -80,29 +83,9 @@ Outcome run_layer(const NaiveLayer& layer, const Matrix& hidden, const uint8_t* 
   return outcome;
 }
 
-std::vector<std::byte> naive_bytes(const NaiveLayer& layer, const Matrix& hidden,
-                                   const uint8_t* mask) {
-  const Tensor output =
-      testing::to_tensor(testing::naive_forward(layer, hidden, mask), layer.dtype);
-  return {output.bytes().begin(), output.bytes().end()};
-}
-
-struct Case {
-  DType dtype;
-  DotOrder order;
-  bool shared;
-  bool shared_gate;
-  bool gpt_oss = false;
-};
-
-class LatencyLayer : public ::testing::TestWithParam<Case> {
+class LatencyLayer : public ::testing::TestWithParam<LayerCase> {
  protected:
-  static NaiveLayer layer() {
-    const Case param = GetParam();
-    return param.gpt_oss ? testing::random_gpt_oss_layer(41, param.dtype, param.order, 9, 3, 37, 19)
-                         : testing::random_layer(41, param.dtype, param.order, 9, 3, 37, 19,
-                                                 param.shared, param.shared_gate);
-  }
+  static NaiveLayer layer() { return testing::layer_of(GetParam()); }
   static Matrix hidden(const NaiveLayer& layer, int64_t rows) {
     std::mt19937_64 random(5);
     return testing::random_matrix(random, rows, layer.hidden, 1.0f, layer.dtype == DType::kBF16);
@@ -143,11 +126,11 @@ TEST_P(LatencyLayer, EqualsTheNaiveLayerForAnySetup) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, LatencyLayer,
-                         ::testing::Values(Case{DType::kBF16, DotOrder::kAmx, true, true},
-                                           Case{DType::kBF16, DotOrder::kVdpbf16, true, false},
-                                           Case{DType::kF32, DotOrder::kVdpbf16, false, false},
-                                           Case{DType::kBF16, DotOrder::kVdpbf16, false, false,
-                                                true}));
+                         ::testing::Values(LayerCase{DType::kBF16, DotOrder::kAmx, true, true},
+                                           LayerCase{DType::kBF16, DotOrder::kVdpbf16, true, false},
+                                           LayerCase{DType::kF32, DotOrder::kVdpbf16, false, false},
+                                           LayerCase{DType::kBF16, DotOrder::kVdpbf16, false, false,
+                                                     true}));
 
 NaiveLayer plain_layer() {
   return testing::random_layer(43, DType::kBF16, DotOrder::kVdpbf16, 8, 2, 160, 24, false, false);
@@ -280,6 +263,46 @@ TEST(LatencyLayerReport, CountsRowsAndBytesLikeThroughputMode) {
     EXPECT_EQ(rows_per_expert, throughput.reports[0].rows_per_expert);
     EXPECT_EQ(rows_per_rank, throughput.reports[0].rows_per_rank);
   }
+}
+
+// Layers may share an exchange that was made with their options; another is refused by name.
+TEST(LatencyLayerExchange, IsSharedWhereItFits) {
+  const NaiveLayer layer = plain_layer();
+  const Matrix hidden = rows_of(layer, 12);
+  const Tensor input = testing::to_tensor(hidden, layer.dtype);
+  run_group(
+      2,
+      [&](Group& group) {
+        LatencyOptions wanted{layer.dtype, layer.hidden, 8, 2, 16};
+        const auto make = [&](const LatencyOptions& options) {
+          MoeOptions moe = latency_mode(16);
+          moe.hidden_dtype = layer.dtype;
+          moe.latency = std::move(*LatencyExchange::create(group, options));
+          return MoeLayer::create(group, layer.router,
+                                  std::move(*testing::weights_for_rank(layer, group.rank(), 2)),
+                                  moe);
+        };
+        Result<std::unique_ptr<MoeLayer>> fits = make(wanted);
+        ASSERT_TRUE(fits.has_value()) << fits.error().to_string();
+        Tensor output = std::move(*Tensor::zeros(layer.dtype, {6, layer.hidden}));
+        EXPECT_TRUE(
+            (*fits)
+                ->forward(input.view().rows(group.rank() * 6, 6), nullptr, output.view(), nullptr)
+                .ok());
+        const auto refusal = [&](const auto& change) {
+          LatencyOptions other = wanted;
+          change(other);
+          return make(other).error().message();
+        };
+        EXPECT_EQ(refusal([](LatencyOptions& o) { o.max_tokens = 8; }),
+                  "the given exchange has max_tokens 8, the layer needs 16");
+        EXPECT_EQ(refusal([](LatencyOptions& o) { o.payload = BlockFormat::kMxfp8; }),
+                  "the given exchange has payload mxfp8, the layer needs as it is");
+        EXPECT_EQ(refusal([](LatencyOptions& o) { o.return_path = ReturnPath::kPush; }),
+                  "the given exchange has return_path 1, the layer needs 0");
+        ASSERT_TRUE(group.barrier().ok());
+      },
+      [&](GroupOptions& options) { options.dot_order = layer.order; });
 }
 
 TEST(LatencyLayerModes, HaveNames) {

@@ -6,13 +6,16 @@
 #include <limits>
 
 #include "argosy/moe.h"
+#include "moe/layer_cases.h"
 #include "support/naive_layer.h"
 #include "support/run_group.h"
 
 namespace argosy {
 namespace {
 
+using testing::LayerCase;
 using testing::Matrix;
+using testing::naive_bytes;
 using testing::NaiveExpert;
 using testing::NaiveLayer;
 using testing::run_group;
@@ -84,29 +87,11 @@ std::vector<std::byte> run_layer(const NaiveLayer& layer, const Matrix& hidden, 
   return {bytes.begin(), bytes.end()};
 }
 
-std::vector<std::byte> naive_bytes(const NaiveLayer& layer, const Matrix& hidden,
-                                   const uint8_t* mask) {
-  const Tensor output =
-      testing::to_tensor(testing::naive_forward(layer, hidden, mask), layer.dtype);
-  return {output.bytes().begin(), output.bytes().end()};
-}
-
-struct Case {
-  DType dtype;
-  DotOrder order;
-  bool shared;
-  bool shared_gate;
-  bool gpt_oss = false;
-};
-
-class LayerBits : public ::testing::TestWithParam<Case> {};
+class LayerBits : public ::testing::TestWithParam<LayerCase> {};
 
 TEST_P(LayerBits, EqualTheNaiveLayerForAnySetup) {
-  const Case param = GetParam();
-  const NaiveLayer layer =
-      param.gpt_oss ? testing::random_gpt_oss_layer(41, param.dtype, param.order, 9, 3, 37, 19)
-                    : testing::random_layer(41, param.dtype, param.order, 9, 3, 37, 19,
-                                            param.shared, param.shared_gate);
+  const LayerCase param = GetParam();
+  const NaiveLayer layer = testing::layer_of(param);
   std::mt19937_64 random(5);
   const Matrix hidden =
       testing::random_matrix(random, 45, layer.hidden, 1.0f, param.dtype == DType::kBF16);
@@ -128,16 +113,16 @@ TEST_P(LayerBits, EqualTheNaiveLayerForAnySetup) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, LayerBits,
-                         ::testing::Values(Case{DType::kBF16, DotOrder::kAmx, true, false},
-                                           Case{DType::kBF16, DotOrder::kVdpbf16, true, true},
-                                           Case{DType::kBF16, DotOrder::kVdpbf16, false, false},
-                                           Case{DType::kF32, DotOrder::kVdpbf16, true, false},
-                                           Case{DType::kF32, DotOrder::kVdpbf16, true, true},
-                                           Case{DType::kBF16, DotOrder::kAmx, false, false, true},
-                                           Case{DType::kBF16, DotOrder::kVdpbf16, false, false,
-                                                true},
-                                           Case{DType::kF32, DotOrder::kAmx, false, false, true}));
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, LayerBits,
+    ::testing::Values(LayerCase{DType::kBF16, DotOrder::kAmx, true, false},
+                      LayerCase{DType::kBF16, DotOrder::kVdpbf16, true, true},
+                      LayerCase{DType::kBF16, DotOrder::kVdpbf16, false, false},
+                      LayerCase{DType::kF32, DotOrder::kVdpbf16, true, false},
+                      LayerCase{DType::kF32, DotOrder::kVdpbf16, true, true},
+                      LayerCase{DType::kBF16, DotOrder::kAmx, false, false, true},
+                      LayerCase{DType::kBF16, DotOrder::kVdpbf16, false, false, true},
+                      LayerCase{DType::kF32, DotOrder::kAmx, false, false, true}));
 
 // Every level that this machine has gives the bits of the naive layer.
 TEST(Layer, LevelsDoNotChangeBits) {
