@@ -30,6 +30,8 @@ struct RunSetup {
   TapePolicy policy = {};
   int steps = 1;
   ReplicatedGradients replicated = ReplicatedGradients::kExact;
+  int accumulated = 0;    // further backward calls, each added to the gradients
+  float d_logits = 0.0f;  // of every logit, as a loss would give; 0: none
 };
 
 // All gradients of a layer, experts in order.
@@ -108,6 +110,12 @@ Gradients run_backward(const NaiveLayer& layer, const Matrix& hidden, const Matr
         Gradients& mine = ranks[static_cast<size_t>(group.rank())];
         Tensor output = std::move(*Tensor::zeros(layer.dtype, {count, layer.hidden}));
         MoeTape tape(setup.policy);
+        std::vector<float> loss(static_cast<size_t>(count) * layer.experts.size(), setup.d_logits);
+        ConstTensorView extra;
+        if (setup.d_logits != 0.0f) {
+          extra = ConstTensorView(loss.data(), DType::kF32,
+                                  {count, static_cast<int64_t>(layer.experts.size())});
+        }
         for (int step = 0; step < setup.steps; ++step) {
           MoeGradients g = make_gradients(layer, placement.num_local(group.rank()), count, &mine);
           g.replicated = setup.replicated;
@@ -116,8 +124,15 @@ Gradients run_backward(const NaiveLayer& layer, const Matrix& hidden, const Matr
                                                 output.view(), &tape, nullptr);
           ASSERT_TRUE(status.ok()) << status.to_string();
           status = (*moe)->backward(tape, input.view().rows(first, count),
-                                    d_out.view().rows(first, count), {}, g);
+                                    d_out.view().rows(first, count), extra, g);
           ASSERT_TRUE(status.ok()) << status.to_string();
+          g.accumulate = true;
+          for (int more = 0; more < setup.accumulated; ++more) {
+            ASSERT_TRUE((*moe)
+                            ->backward(tape, input.view().rows(first, count),
+                                       d_out.view().rows(first, count), extra, g)
+                            .ok());
+          }
           const Result<double> norm = gradient_norm(group, g);
           ASSERT_TRUE(norm.has_value());
           mine.norm = *norm;
@@ -236,6 +251,50 @@ INSTANTIATE_TEST_SUITE_P(Cases, BackwardBits,
                                            LayerCase{DType::kF32, DotOrder::kVdpbf16, true, true},
                                            LayerCase{DType::kBF16, DotOrder::kVdpbf16, false, false,
                                                      true}));
+
+// A main gradient is added once: a second call doubles weight gradients exactly and leaves the others.
+TEST(Backward, AccumulatesWeightGradients) {
+  const NaiveLayer layer = layer_of({DType::kBF16, DotOrder::kVdpbf16, true, true});
+  const Matrix hidden = rows_of(layer, 30, 5), d_output = rows_of(layer, 30, 6);
+  const Gradients once = run_backward(layer, hidden, d_output, nullptr, {.num_ranks = 3});
+  const Gradients twice =
+      run_backward(layer, hidden, d_output, nullptr, {.num_ranks = 3, .accumulated = 1});
+  const auto doubled = [](std::vector<float> values) {
+    for (float& value : values) value += value;
+    return values;
+  };
+  EXPECT_TRUE(twice.hidden == once.hidden);
+  EXPECT_EQ(twice.topk_weights, once.topk_weights);
+  EXPECT_EQ(twice.gate, doubled(once.gate));
+  EXPECT_EQ(twice.expert_gate, doubled(once.expert_gate));
+  EXPECT_EQ(twice.expert_down, doubled(once.expert_down));
+  EXPECT_EQ(twice.shared_gate, doubled(once.shared_gate));
+  EXPECT_EQ(twice.shared_scale, doubled(once.shared_scale));
+}
+
+// A loss on the logits reaches gate and hidden states, and no expert.
+TEST(Backward, LossGradientsOfTheLogitsAreAdded) {
+  const NaiveLayer layer = layer_of({DType::kF32, DotOrder::kVdpbf16, false, false});
+  const Matrix hidden = rows_of(layer, 30, 5), d_output = rows_of(layer, 30, 6);
+  const Gradients plain = run_backward(layer, hidden, d_output, nullptr, {});
+  const Gradients with = run_backward(layer, hidden, d_output, nullptr, {.d_logits = 0.5f});
+  EXPECT_EQ(with.expert_gate, plain.expert_gate);
+  EXPECT_FALSE(with.hidden == plain.hidden);
+  for (int64_t e = 0; e < 9; ++e) {
+    for (int64_t h = 0; h < layer.hidden; ++h) {
+      double more = 0;
+      for (int64_t token = 0; token < 30; ++token) {
+        more += 0.5 * static_cast<double>(hidden.row(token)[h]);
+      }
+      const auto at = static_cast<size_t>(e * layer.hidden + h);
+      ASSERT_NEAR(with.gate[at], static_cast<double>(plain.gate[at]) + more, 1e-3);
+    }
+  }
+  Gradients split =
+      run_backward(layer, hidden, d_output, nullptr, {.num_ranks = 4, .d_logits = 0.5f});
+  split.norm = with.norm;
+  EXPECT_TRUE(split == with);
+}
 
 // No token on some ranks, one hot expert, nothing at all.
 TEST(Backward, EmptyRanksAndNoTokens) {
