@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "argosy/exchange_stats.h"
@@ -97,6 +98,8 @@ class Exchange {
   uint64_t group_id() const;
   // Of this rank, since creation.
   const ExchangeStats& stats() const;
+  // Held beside the windows: rows of calls of several rounds, one encoded row a thread.
+  int64_t scratch_bytes() const;
 
   // Sends this rank's counts and status to everybody. A routing that breaks contract 1.8 (expert
   // out of range, twice in a row) or a `local` that is not ok is sent as an error that every rank
@@ -110,12 +113,14 @@ class Exchange {
   Status wait_counts(CountsMatrix* counts);
 
   // In place of the count exchange where a plan is used again, as backward does: says that this rank is through with the
-  // call before, and how it fares. training only; every rank uses the plan of one call.
+  // call before, and how it fares. training only; every rank uses the plan of one call. Also after wait_counts, for what a
+  // rank finds out only then.
   //
   // Collective: yes. Blocks: no. Errors: kInvalidArgument (order of calls), kStalePlan.
-  Status issue_reuse(const Status& local, const DispatchPlan& plan);
-  // Blocks: at most step_deadline. Errors: the first failing rank's status, the same on every rank (the group stays
-  // usable); those of a wait.
+  // in   same  what must be the same on every rank, in words; of these at most 240 bytes count
+  Status issue_reuse(const Status& local, const DispatchPlan& plan, std::string_view same = {});
+  // Blocks: at most step_deadline. Errors, the same on every rank (the group stays usable): the first failing rank's status;
+  // kInvalidArgument where `same` differs, with both. Those of a wait.
   Status wait_reuse();
 
   // make_plan with this exchange's options.

@@ -133,6 +133,13 @@ struct MoeReport {
   static constexpr int64_t kMaxTimedRounds = 256;
 };
 
+// Without windows, weights, and what threads keep for products.
+struct MoeMemory {
+  int64_t forward_bytes = 0;
+  int64_t backward_bytes = 0;
+  int64_t exchange_bytes = 0;  // of an exchange that layers share: of all of them
+};
+
 class MoeLayer {
  public:
   // Collective: yes. Blocks: at most the group's step_deadline. Takes the weights. Compares router,
@@ -187,6 +194,11 @@ class MoeLayer {
   // Waits and loads of the exchanges so far; null where the layer has none.
   const ExchangeStats* throughput_stats() const;
   const ExchangeStats* latency_stats() const;
+
+  // What size_tape() needs of this layer; tokens, slots and rounds are the caller's to fill. Throughput mode.
+  TapeShape tape_shape() const;
+  // Bytes that the layer's buffers hold now, as size_tape() predicts them; tapes apart.
+  MoeMemory memory() const;
 
   struct State;  // internal: src/moe/layer.cc
 

@@ -4,8 +4,12 @@
 // same for any number of ranks (contract 3.5, 4.1, 4.3). Test: tests/moe/backward_test.cc.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
+#include <string_view>
 
 #include "argosy/group.h"
 #include "argosy/plan.h"
@@ -19,7 +23,15 @@ namespace argosy {
 enum class Keep : uint8_t {
   kSave,       // kept as it is
   kRecompute,  // computed, or exchanged, again by backward; the same bits
+  // Kept as e4m3_1x128 with fp32 scales, row by row, so that bits do not depend on ranks, rounds or threads. Backward reads
+  // code * scale instead, and so does what is made again from it: gradients are near those of kSave, not the same.
+  kFp8,
+  kOffload,  // kept as it is in the caller's buffer; the same bits
 };
+// "save", "recompute", "fp8", "offload".
+const char* name_of(Keep keep);
+// kNotFound names the word and the known ones.
+Result<Keep> parse_keep(std::string_view name);
 
 struct TapePolicy {
   Keep rows = Keep::kSave;  // received rows: S x H of the hidden dtype; again: one more dispatch
@@ -27,19 +39,43 @@ struct TapePolicy {
       Keep::kSave;       // gate and up before the activation: 2 x S x F fp32; again: one product
   Keep h = Keep::kSave;  // S x F of the hidden dtype; again: the activation
   Keep results = Keep::kSave;  // expert rows: S x H of the hidden dtype; again: one product
+
+  bool operator==(const TapePolicy&) const = default;
+};
+// "rows save, preactivation fp8, h recompute, results recompute".
+std::string to_string(const TapePolicy& policy);
+
+// How gradients of what every rank holds (gate, shared experts) are made.
+enum class ReplicatedGradients : uint8_t {
+  kExact,  // one chain over global token order: the same bits for any number of ranks
+  kReduced,  // sums of the ranks, added in rank order: within 1e-6, repeatable for one number of ranks
 };
 
-// Bytes that a tape holds after forward, and the most that backward takes beside it, for S slots of received rows on this
-// rank and T own tokens. The one function for planning and for running.
-struct TapeSize {
-  int64_t tape_bytes = 0;
-  int64_t backward_bytes = 0;
-};
+// What sizes depend on, for this rank. MoeLayer::tape_shape() fills what belongs to the layer.
 struct TapeShape {
-  DType dtype = DType::kUnset;
+  DType dtype = DType::kUnset;  // of the hidden states
   int64_t hidden = 0, intermediate = 0, num_experts = 0, top_k = 0;
-  int64_t num_slots = 0;   // S: DispatchPlan::receive_slots of this rank
-  int64_t num_tokens = 0;  // T
+  int64_t shared_intermediate = 0;  // 0: no shared experts
+  int num_ranks = 1;
+  int64_t round_rows = 0;  // of a receive buffer: ExchangeSize::round_rows
+  ReplicatedGradients replicated = ReplicatedGradients::kExact;
+  // Of a call.
+  int64_t num_tokens = 0;     // T of this rank
+  int64_t global_tokens = 0;  // of all ranks
+  int64_t num_slots = 0;      // S: DispatchPlan::receive_slots of this rank
+  int64_t num_rounds = 1;     // DispatchPlan::num_rounds
+};
+
+// Bytes of buffers, each rounded up to 64 as AlignedBuffer does. The one function for planning and for running: buffers are
+// made by the table that this sums. Beside it: windows (size_exchange), weights and gradients, what threads keep for products
+// (gemm.h), and a few numbers per token and expert (routing, plan).
+struct TapeSize {
+  int64_t tape_bytes = 0;      // held by a tape from forward to backward
+  int64_t offload_bytes = 0;   // of the caller's buffer
+  int64_t forward_bytes = 0;   // held by the layer since its first forward_train
+  int64_t backward_bytes = 0;  // held by the layer since its first backward
+  int64_t exchange_bytes =
+      0;  // held by the exchange in calls of several rounds: rows on their way home
 };
 TapeSize size_tape(const TapePolicy& policy, const TapeShape& shape);
 
@@ -51,11 +87,17 @@ class MoeTape {
   MoeTape(MoeTape&&) noexcept;
   MoeTape& operator=(MoeTape&&) noexcept;
 
+  // Where tensors with Keep::kOffload go, from the next forward_train on: 64-byte aligned, at least
+  // size_tape().offload_bytes. The caller's: forward_train writes it, and it must live, unchanged, until the last backward
+  // of that call. Too small or not aligned: an error of forward_train on every rank (kCapacity names the bytes it needs).
+  void set_offload(std::span<std::byte> buffer);
+
   const TapePolicy& policy() const;
   // Of the last forward; empty before.
   const DispatchPlan& plan() const;
   const Routing& routing() const;
-  // What it holds now.
+  const TapeShape& shape() const;
+  // What it holds now, the caller's buffer not included.
   int64_t num_bytes() const;
 
   struct State;  // internal: src/moe/tape.h
@@ -64,12 +106,6 @@ class MoeTape {
 
  private:
   std::unique_ptr<State> state_;
-};
-
-// How gradients of what every rank holds (gate, shared experts) are made.
-enum class ReplicatedGradients : uint8_t {
-  kExact,  // one chain over global token order: the same bits for any number of ranks
-  kReduced,  // sums of the ranks, added in rank order: within 1e-6, repeatable for one number of ranks
 };
 
 // Where gradients go. A view without dtype is not computed. Weight gradients are fp32, dense, and those of what every rank

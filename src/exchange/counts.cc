@@ -17,7 +17,12 @@ struct CountsHeader {
   int32_t code = 0;  // StatusCode
   int32_t text_bytes = 0;
   int64_t num_tokens = 0;
-  char text[240] = {};  // the status message, cut to fit
+  char text[240] =
+      {};  // the status message, cut to fit; of an ok status what must be the same everywhere
+
+  std::string_view words() const {
+    return {text, static_cast<size_t>(std::clamp<int32_t>(text_bytes, 0, sizeof(text)))};
+  }
 };
 static_assert(sizeof(CountsHeader) == 256);
 
@@ -39,24 +44,30 @@ Status check_routing(const Routing& routing, const ExchangeOptions& options) {
   return {};
 }
 
-CountsHeader header_of(const Status& status, int64_t num_tokens) {
+CountsHeader header_of(const Status& status, int64_t num_tokens, std::string_view same = {}) {
+  const std::string_view words = status.ok() ? same : status.message();
   CountsHeader header;
   header.code = static_cast<int32_t>(status.code());
-  header.text_bytes = static_cast<int32_t>(std::min(status.message().size(), sizeof(header.text)));
+  header.text_bytes = static_cast<int32_t>(std::min(words.size(), sizeof(header.text)));
   header.num_tokens = num_tokens;
-  std::memcpy(header.text, status.message().data(), static_cast<size_t>(header.text_bytes));
+  if (!words.empty()) {
+    std::memcpy(header.text, words.data(), static_cast<size_t>(header.text_bytes));
+  }
+  return header;
+}
+
+CountsHeader header_in(std::span<const std::byte> message) {
+  CountsHeader header;
+  std::memcpy(&header, message.data(), sizeof(header));
   return header;
 }
 
 // Ok, or what the rank that sent the message failed with.
 Status status_of(std::span<const std::byte> message, int rank) {
-  CountsHeader header;
-  std::memcpy(&header, message.data(), sizeof(header));
+  const CountsHeader header = header_in(message);
   if (header.code == 0) return {};
-  const auto bytes =
-      static_cast<size_t>(std::clamp<int32_t>(header.text_bytes, 0, sizeof(header.text)));
   return Status(static_cast<StatusCode>(header.code),
-                fmt::format("rank {}: {}", rank, std::string_view(header.text, bytes)));
+                fmt::format("rank {}: {}", rank, header.words()));
 }
 
 }  // namespace
@@ -90,7 +101,7 @@ Status Exchange::issue_counts(const Status& local, const Routing& routing) {
   return state.counts->issue(state.counts_message);
 }
 
-Status Exchange::issue_reuse(const Status& local, const DispatchPlan& plan) {
+Status Exchange::issue_reuse(const Status& local, const DispatchPlan& plan, std::string_view same) {
   State& state = *state_;
   if (!state.options.training) {
     return base::invalid("issue_reuse, but the exchange was not made for training");
@@ -101,9 +112,9 @@ Status Exchange::issue_reuse(const Status& local, const DispatchPlan& plan) {
   }
   Status status = local;
   if (status.ok()) status = state.check_shape(plan, "issue_reuse");
-  const CountsHeader header = header_of(status, status.ok() ? plan.num_tokens : 0);
+  const CountsHeader header = header_of(status, status.ok() ? plan.num_tokens : 0, same);
   ++state.epoch;
-  ++state.stats.num_calls;
+  if (state.step == Step::kIdle) ++state.stats.num_calls;  // else the call goes on
   state.next_round = 0;
   state.step = Step::kReuseIssued;
   return state.statuses->issue(std::as_bytes(std::span(&header, 1)));
@@ -118,6 +129,12 @@ Status Exchange::wait_reuse() {
   state.step = Step::kIdle;
   for (int rank = 0; rank < state.num_ranks(); ++rank) {
     ARGOSY_RETURN_IF_ERROR(status_of(state.statuses->from(rank), rank));
+  }
+  const CountsHeader first = header_in(state.statuses->from(0));
+  for (int rank = 1; rank < state.num_ranks(); ++rank) {
+    const CountsHeader other = header_in(state.statuses->from(rank));
+    if (other.words() == first.words()) continue;
+    return base::invalid("rank {} has \"{}\", rank 0 \"{}\"", rank, other.words(), first.words());
   }
   state.step = Step::kCountsDone;
   return {};
@@ -143,10 +160,8 @@ Status Exchange::wait_counts(CountsMatrix* counts) {
   for (int rank = 0; rank < state.num_ranks(); ++rank) {
     const std::span<const std::byte> message = state.counts->from(rank);
     ARGOSY_RETURN_IF_ERROR(status_of(message, rank));
-    CountsHeader header;
-    std::memcpy(&header, message.data(), sizeof(header));
-    counts->num_tokens[static_cast<size_t>(rank)] = header.num_tokens;
-    std::memcpy(counts->counts.data() + rank * num_experts, message.data() + sizeof(header),
+    counts->num_tokens[static_cast<size_t>(rank)] = header_in(message).num_tokens;
+    std::memcpy(counts->counts.data() + rank * num_experts, message.data() + sizeof(CountsHeader),
                 static_cast<size_t>(num_experts) * sizeof(int64_t));
   }
   state.step = Step::kCountsDone;

@@ -152,6 +152,9 @@ const ExchangeSize& Exchange::size() const { return state_->size; }
 const Placement& Exchange::placement() const { return state_->placement; }
 const PayloadLayout& Exchange::payload() const { return state_->payload; }
 const ExchangeStats& Exchange::stats() const { return state_->stats; }
+int64_t Exchange::scratch_bytes() const {
+  return state_->returned.size_bytes() + state_->encoded.size_bytes();
+}
 uint64_t Exchange::group_id() const { return state_->group.id(); }
 
 Status Exchange::plan(const Routing& routing, const CountsMatrix& counts,

@@ -9,6 +9,7 @@
 #include "argosy/bfloat16.h"
 #include "argosy/router_backward.h"
 #include "base/error.h"
+#include "moe/tape_size.h"
 #include "platform/float_env.h"
 
 namespace argosy {
@@ -117,7 +118,6 @@ Status Backward::check() const {
 Status Backward::dispatch_rows_again() {
   const DispatchPlan& plan = tape_.plan;
   const int64_t row_bytes = layer_.shape.hidden * size_of(layer_.dtype);
-  ARGOSY_RETURN_IF_ERROR(b_.rows.reserve(num_slots() * row_bytes));
   for (int64_t round = 0; round < plan.num_rounds; ++round) {
     ARGOSY_RETURN_IF_ERROR(layer_.exchange->issue_dispatch(plan, round, hidden_));
     ARGOSY_RETURN_IF_ERROR(layer_.exchange->wait_dispatch(plan, round, &b_.received));
@@ -130,43 +130,62 @@ Status Backward::dispatch_rows_again() {
   return layer_.exchange->wait_reuse();
 }
 
-// Views of what forward had, made again where the tape did not keep it; the same bits.
+Status Backward::reserve() {
+  TapeShape shape = tape_.shape;
+  shape.replicated = out_.replicated;
+  return reserve_all(backward_needs(b_, tape_.policy, shape));
+}
+
+// Views of what forward had: as it is, decoded, or made again.
 Status Backward::restore() {
   const TapePolicy& policy = tape_.policy;
-  const int64_t s = num_slots(), h = layer_.shape.hidden, f = layer_.shape.intermediate;
-  const DType dtype = layer_.dtype;
   const GemmOptions gemm = layer_.gemm();
-  const auto kept = [](const AlignedBuffer& buffer, DType type, int64_t rows, int64_t cols) {
-    return ConstTensorView(buffer.data(), type, {rows, cols});
+  const RowGroups groups{tape_.plan.group_offsets, tape_.plan.group_sizes};
+  // Where the tensor will be; decoded there at once.
+  Status decoded;
+  const auto place = [&](const KeptMatrix& kept, AlignedBuffer& room) {
+    if (kept.is_plain()) return kept.plain();
+    const TensorView view = matrix(room, kept.dtype, kept.rows, kept.cols);
+    if (kept.keep == Keep::kFp8 && decoded.ok()) {
+      decoded = decode_groups(kept, 0, groups, &layer_.group.pool(), view);
+    }
+    return view;
   };
-  const bool has_rows = policy.rows == Keep::kSave;
-  if (!has_rows) ARGOSY_RETURN_IF_ERROR(dispatch_rows_again());
-  rows_ = kept(has_rows ? tape_.rows : b_.rows, dtype, s, h);
-  const bool has_gate = policy.preactivation == Keep::kSave;
-  const bool has_h = policy.h == Keep::kSave;
-  if (!has_h) ARGOSY_RETURN_IF_ERROR(b_.h.reserve(s * f * size_of(dtype)));
-  const TensorView h_again = matrix(b_.h, dtype, s, f);
-  if (!has_gate) {
-    ARGOSY_RETURN_IF_ERROR(b_.gate.reserve(s * f * size_of(DType::kF32)));
-    ARGOSY_RETURN_IF_ERROR(b_.up.reserve(s * f * size_of(DType::kF32)));
-    ARGOSY_RETURN_IF_ERROR(grouped_gemm_preactivation(
-        gemm, of_slots(rows_), layer_.weights.gate_up, matrix(b_.gate, DType::kF32, s, f),
-        matrix(b_.up, DType::kF32, s, f), has_h ? TensorView() : h_again));
-  }
-  gate_ = kept(has_gate ? tape_.gate : b_.gate, DType::kF32, s, f);
-  up_ = kept(has_gate ? tape_.up : b_.up, DType::kF32, s, f);
-  if (!has_h && has_gate) {
+  const TensorView rows = place(tape_.rows, b_.rows), h = place(tape_.h, b_.h);
+  const TensorView gate = place(tape_.gate, b_.gate), up = place(tape_.up, b_.up);
+  ARGOSY_RETURN_IF_ERROR(decoded);
+  rows_ = rows;
+  gate_ = gate;
+  up_ = up;
+  h_ = h;
+  if (policy.rows == Keep::kRecompute) ARGOSY_RETURN_IF_ERROR(dispatch_rows_again());
+  const bool makes_h = policy.h == Keep::kRecompute;
+  if (policy.preactivation == Keep::kRecompute) {
+    ARGOSY_RETURN_IF_ERROR(grouped_gemm_preactivation(gemm, of_slots(rows_), layer_.weights.gate_up,
+                                                      gate, up, makes_h ? h : TensorView()));
+  } else if (makes_h) {
     ARGOSY_RETURN_IF_ERROR(activation_forward(
-        gemm, {gate_, up_, tape_.plan.group_offsets, tape_.plan.group_sizes, {}}, h_again));
+        gemm, {gate_, up_, tape_.plan.group_offsets, tape_.plan.group_sizes, {}}, h));
   }
-  h_ = kept(has_h ? tape_.h : b_.h, dtype, s, f);
-  if (policy.results == Keep::kRecompute) {
-    ARGOSY_RETURN_IF_ERROR(b_.results.reserve(s * h * size_of(dtype)));
-    ARGOSY_RETURN_IF_ERROR(
-        grouped_gemm(gemm, of_slots(h_), layer_.weights.down, matrix(b_.results, dtype, s, h)));
-  }
-  results_ = kept(policy.results == Keep::kSave ? tape_.results : b_.results, dtype, s, h);
   return {};
+}
+
+// Results of a round's slots. Those that the tape does not have bit by bit come to where the gradients of the rows go next.
+Status Backward::restore_results(int64_t base, int64_t end) {
+  const KeptMatrix& kept = tape_.results;
+  if (kept.is_plain()) {
+    results_ = kept.plain().rows(base, end);
+    return {};
+  }
+  const TensorView room = layer_.exchange->results().rows(0, end);
+  results_ = room;
+  const ReceivedRows& groups = b_.received;
+  if (kept.keep == Keep::kFp8) {
+    return decode_groups(kept, base, {groups.group_offsets, groups.group_sizes},
+                         &layer_.group.pool(), room);
+  }
+  return grouped_gemm(layer_.gemm(), {h_.rows(base, end), groups.group_offsets, groups.group_sizes},
+                      layer_.weights.down, room);
 }
 
 // d_rows = weight * gradient, and the gradient of the weight = gradient . result, beside each row.
@@ -182,7 +201,7 @@ void Backward::weigh_rows(int64_t base, const ReceivedRows& received) {
       const int64_t row = first + i;
       const std::byte* const d_out = received.rows.row(row);
       scale_row(dtype, d_out, received.numbers[row], h, d_rows.row(base + row));
-      d_weights[row] = static_cast<float>(dot_rows(dtype, d_out, results_.row(base + row), h));
+      d_weights[row] = static_cast<float>(dot_rows(dtype, d_out, results_.row(row), h));
     });
   }
 }
@@ -199,6 +218,7 @@ Status Backward::run_round(int64_t round) {
   const int64_t base = round * plan.round_rows;
   const int64_t end = end_of_groups(&received);
   if (end > 0) {
+    ARGOSY_RETURN_IF_ERROR(restore_results(base, end));
     weigh_rows(base, received);
     const auto rows_of = [&](AlignedBuffer& buffer, DType type, int64_t cols) {
       return matrix(buffer, type, num_slots(), cols).rows(base, end);
@@ -257,7 +277,6 @@ Status Backward::router_gradients() {
     std::memcpy(out_.d_topk_weights.data, d_weights.data,
                 static_cast<size_t>(d_weights.num_elements()) * sizeof(float));
   }
-  ARGOSY_RETURN_IF_ERROR(b_.d_logits.reserve(num_tokens * num_experts * size_of(DType::kF32)));
   const TensorView d_logits = matrix(b_.d_logits, DType::kF32, num_tokens, num_experts);
   if (tape_.has_gate) {
     const ConstTensorView logits(tape_.logits.data(), DType::kF32, {num_tokens, num_experts});
@@ -277,7 +296,6 @@ Status Backward::router_gradients() {
     }
   }
   const int64_t h = layer_.shape.hidden;
-  ARGOSY_RETURN_IF_ERROR(b_.d_hidden_gate.reserve(num_tokens * h * size_of(DType::kF32)));
   GateGradients gradients;
   gradients.d_hidden = matrix(b_.d_hidden_gate, DType::kF32, num_tokens, h);
   return gate_backward({}, layer_.weights.gate.view(), d_logits, &layer_.group.pool(), gradients);
@@ -329,13 +347,7 @@ void Backward::sum_hidden() const {
 }
 
 Status Backward::run() {
-  const int64_t s = num_slots(), h = layer_.shape.hidden, f = layer_.shape.intermediate;
-  const int64_t element = size_of(layer_.dtype);
   ARGOSY_RETURN_IF_ERROR(restore());
-  ARGOSY_RETURN_IF_ERROR(b_.d_rows.reserve(s * h * element));
-  ARGOSY_RETURN_IF_ERROR(b_.d_h.reserve(s * f * size_of(DType::kF32)));
-  ARGOSY_RETURN_IF_ERROR(b_.d_gate.reserve(s * f * element));
-  ARGOSY_RETURN_IF_ERROR(b_.d_up.reserve(s * f * element));
   for (int64_t round = 0; round < tape_.plan.num_rounds; ++round) {
     ARGOSY_RETURN_IF_ERROR(run_round(round));
   }

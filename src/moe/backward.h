@@ -23,12 +23,12 @@ struct SharedBackward {
   AlignedBuffer d_logits;        // fp32 [Tv, E]
 };
 
+// Bytes: tape_size.cc.
 struct BackwardBuffers {
-  AlignedBuffer rows, gate, up, h, results;  // what the tape did not keep
-  AlignedBuffer d_rows, d_h, d_gate, d_up;   // [S, ..]
-  AlignedBuffer d_logits;                    // fp32 [T, E]
-  AlignedBuffer d_hidden_gate;               // fp32 [T, H] through the router
-  std::vector<float> d_weights;              // [T, K]
+  AlignedBuffer rows, gate, up, h;          // what the tape does not have bit by bit
+  AlignedBuffer d_rows, d_h, d_gate, d_up;  // [S, ..]
+  AlignedBuffer d_logits;                   // fp32 [T, E]
+  AlignedBuffer d_hidden_gate;              // fp32 [T, H] through the router
   ReturnedRows returned;
   ReceivedRows received;
   SharedBackward shared;
@@ -51,11 +51,13 @@ class Backward {
 
   // This rank's input, before anything is sent.
   Status check() const;
+  // Its buffers, likewise.
+  Status reserve();
   // After all ranks agreed that theirs is fine.
   Status run();
 
  private:
-  int64_t num_slots() const { return tape_.num_slots; }
+  int64_t num_slots() const { return tape_.shape.num_slots; }
   TensorView matrix(AlignedBuffer& buffer, DType dtype, int64_t rows, int64_t cols) const {
     return {buffer.data(), dtype, {rows, cols}};
   }
@@ -64,6 +66,7 @@ class Backward {
   // backward.cc: routed experts.
   Status dispatch_rows_again();
   Status restore();
+  Status restore_results(int64_t base, int64_t end);
   Status run_round(int64_t round);
   void weigh_rows(int64_t base, const ReceivedRows& received);
   Status expert_weight_gradients();
@@ -87,7 +90,8 @@ class Backward {
   const ConstTensorView hidden_, d_output_, d_logits_;
   const MoeGradients& out_;
   BackwardBuffers& b_;
-  ConstTensorView rows_, gate_, up_, h_, results_;  // of all slots, kept or made again
+  ConstTensorView rows_, gate_, up_, h_;  // of all slots, kept or made again
+  ConstTensorView results_;               // of the round's slots
 };
 
 // sum of a[i] * b[i] in 16 chains of fp64, added in pairs; both of `dtype`.

@@ -23,8 +23,6 @@ Status Backward::take_valid_tokens() {
     }
   }
   shared.num_rows = static_cast<int64_t>(shared.tokens.size());
-  ARGOSY_RETURN_IF_ERROR(shared.hidden.reserve(shared.num_rows * row_bytes));
-  ARGOSY_RETURN_IF_ERROR(shared.d_output.reserve(shared.num_rows * row_bytes));
   for (int64_t at = 0; at < shared.num_rows; ++at) {
     const int64_t token = shared.tokens[static_cast<size_t>(at)];
     const auto bytes = static_cast<size_t>(row_bytes);
@@ -48,19 +46,6 @@ Status Backward::run_shared() {
   if (f == 0) return {};
   const DType dtype = layer_.dtype;
   const int64_t element = size_of(dtype);
-  constexpr auto kF32 = static_cast<int64_t>(sizeof(float));
-  for (AlignedBuffer* const buffer : {&b.gate, &b.up, &b.d_h}) {
-    ARGOSY_RETURN_IF_ERROR(buffer->reserve(t * f * kF32));
-  }
-  for (AlignedBuffer* const buffer : {&b.h, &b.d_gate, &b.d_up}) {
-    ARGOSY_RETURN_IF_ERROR(buffer->reserve(t * f * element));
-  }
-  for (AlignedBuffer* const buffer : {&b.rows, &b.d_rows}) {
-    ARGOSY_RETURN_IF_ERROR(buffer->reserve(t * h * element));
-  }
-  ARGOSY_RETURN_IF_ERROR(b.d_hidden.reserve(t * h * kF32));
-  ARGOSY_RETURN_IF_ERROR(b.scale.reserve(t * kF32));
-  ARGOSY_RETURN_IF_ERROR(b.d_scale.reserve(t * kF32));
   if (t == 0) return {};
   const GemmOptions gemm = layer_.gemm();
   const std::array<int64_t, 1> offsets{0};
@@ -130,7 +115,6 @@ Status Backward::replicated(const AlignedBuffer& x, int64_t x_bytes, const Align
     return compute(all_x, all_y, total, out, out_.accumulate);
   }
   const int64_t bytes = out.num_elements() * size_of(DType::kF32);
-  ARGOSY_RETURN_IF_ERROR(b_.partial.reserve(bytes));
   TensorView mine = out;
   mine.data = b_.partial.data();
   ARGOSY_RETURN_IF_ERROR(compute(x.data(), y.data(), b_.shared.num_rows, mine, false));
@@ -198,7 +182,6 @@ Status Backward::replicated_gradients() {
   const int64_t h = layer_.shape.hidden, f = layer_.shape.shared_intermediate;
   const int64_t num_experts = layer_.router.num_experts;
   if (tape_.has_gate || d_logits_.dtype != DType::kUnset) {
-    ARGOSY_RETURN_IF_ERROR(b.d_logits.reserve(b.num_rows * num_experts * size_of(DType::kF32)));
     const auto* const from = reinterpret_cast<const float*>(b_.d_logits.data());
     auto* const to = reinterpret_cast<float*>(b.d_logits.data());
     for (int64_t at = 0; at < b.num_rows; ++at) {

@@ -211,7 +211,6 @@ Status MoeLayer::State::run_experts(const ConstTensorView& rows) {
 
 Status MoeLayer::State::run_rounds(const ConstTensorView& hidden, const CombineInput& input,
                                    const TensorView& output) {
-  if (tape != nullptr) ARGOSY_RETURN_IF_ERROR(prepare_tape(input.mask));
   for (int64_t round = 0; round < dispatch_plan.num_rounds; ++round) {
     ARGOSY_RETURN_IF_ERROR(exchange->issue_dispatch(dispatch_plan, round, hidden));
     ARGOSY_RETURN_IF_ERROR(exchange->wait_dispatch(dispatch_plan, round, &received));
@@ -243,6 +242,7 @@ Status MoeLayer::State::run(const Status& local, const ConstTensorView& hidden, 
   timeline.lap(MoeStage::kShared);
   ARGOSY_RETURN_IF_ERROR(exchange->wait_counts(&counts));
   if (step.ok()) step = exchange->plan(routing, counts, &dispatch_plan);
+  if (step.ok() && tape != nullptr) ARGOSY_RETURN_IF_ERROR(agree_on_tape(mask));
   timeline.lap(MoeStage::kCounts);
   if (step.ok()) {
     input.topk_weights = ConstTensorView(routing.topk_weights.values.data(), DType::kF32,

@@ -23,7 +23,14 @@ int64_t end_of_groups(ReceivedRows* received);
 void copy_groups(const ConstTensorView& rows, const ReceivedRows& received, int64_t row_bytes,
                  std::byte* to);
 
-struct MoeLayer::State {
+// Grown, never shrunk. Bytes: tape_size.cc.
+struct ForwardBuffers {
+  AlignedBuffer logits, inner, shared_inner, shared_rows, shared_scale;
+  AlignedBuffer pre_gate,
+      pre_up;  // fp32, before the activation, where these are not kept as they are
+};
+
+struct MoeLayer::State : ForwardBuffers {
   State(Group& the_group, const RouterSpec& spec, MoeWeights the_weights);
   ~State();
   Group& group;
@@ -57,8 +64,6 @@ struct MoeLayer::State {
   std::unique_ptr<RowGather> row_gather;
   MoeTape::State* tape = nullptr;  // of the forward under way
 
-  AlignedBuffer logits, inner, shared_inner, shared_rows, shared_scale;
-
   GemmOptions gemm() const {
     return {group.level(), group.dot_order(), &group.pool(), weights.activation};
   }
@@ -70,7 +75,9 @@ struct MoeLayer::State {
   Status run_shared(const ConstTensorView& hidden, const uint8_t* mask, CombineInput* input);
   Status run_experts(const ConstTensorView& rows);
   // training.cc
+  TapeShape tape_shape() const;
   Status prepare_tape(const uint8_t* mask);
+  Status agree_on_tape(const uint8_t* mask);
   Status run_experts_kept(const ConstTensorView& rows, int64_t round);
   Status run_rounds(const ConstTensorView& hidden, const CombineInput& input,
                     const TensorView& output);

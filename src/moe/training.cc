@@ -3,9 +3,11 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <numeric>
 
 #include "base/error.h"
 #include "moe/backward.h"
+#include "moe/tape_size.h"
 #include "platform/clock.h"
 #include "transport/collectives.h"
 
@@ -37,29 +39,33 @@ void copy_groups(const ConstTensorView& rows, const ReceivedRows& received, int6
 
 Status State::prepare_tape(const uint8_t* mask) {
   MoeTape::State& t = *tape;
-  const auto rank = static_cast<size_t>(group.rank());
   t.is_filled = false;
   t.layer = id;
-  t.num_slots = dispatch_plan.receive_slots[rank];
+  t.shape = tape_shape();
+  t.shape.num_tokens = routing.num_tokens;
+  t.shape.global_tokens =
+      std::accumulate(counts.num_tokens.begin(), counts.num_tokens.end(), int64_t{0});
+  t.shape.num_slots = dispatch_plan.receive_slots[static_cast<size_t>(group.rank())];
+  t.shape.num_rounds = dispatch_plan.num_rounds;
   t.plan = dispatch_plan;
   t.routing = routing;
   t.mask.assign(mask, mask == nullptr ? mask : mask + routing.num_tokens);
-  const int64_t s = t.num_slots, h = shape.hidden, f = shape.intermediate;
-  const int64_t element = size_of(dtype);
-  constexpr auto kF32 = static_cast<int64_t>(sizeof(float));
-  if (t.has_gate) {
-    const int64_t bytes = routing.num_tokens * router.num_experts * kF32;
-    ARGOSY_RETURN_IF_ERROR(t.logits.reserve(bytes));
-    if (bytes > 0) std::memcpy(t.logits.data(), logits.data(), static_cast<size_t>(bytes));
+  ARGOSY_RETURN_IF_ERROR(t.reserve());
+  ARGOSY_RETURN_IF_ERROR(reserve_all(forward_needs(*this, t.policy, t.shape)));
+  const int64_t bytes = routing.num_tokens * router.num_experts * size_of(DType::kF32);
+  if (t.has_gate && bytes > 0) {
+    std::memcpy(t.logits.data(), logits.data(), static_cast<size_t>(bytes));
   }
-  if (t.policy.rows == Keep::kSave) ARGOSY_RETURN_IF_ERROR(t.rows.reserve(s * h * element));
-  if (t.policy.preactivation == Keep::kSave) {
-    ARGOSY_RETURN_IF_ERROR(t.gate.reserve(s * f * kF32));
-    ARGOSY_RETURN_IF_ERROR(t.up.reserve(s * f * kF32));
-  }
-  if (t.policy.h == Keep::kSave) ARGOSY_RETURN_IF_ERROR(t.h.reserve(s * f * element));
-  if (t.policy.results == Keep::kSave) ARGOSY_RETURN_IF_ERROR(t.results.reserve(s * h * element));
   return {};
+}
+
+// How many rows come is known only after the counts, and so is whether a tape can hold them: all ranks hear of it before a
+// row moves.
+Status State::agree_on_tape(const uint8_t* mask) {
+  const Status prepared = prepare_tape(mask);
+  ARGOSY_RETURN_IF_ERROR(
+      exchange->issue_reuse(prepared, dispatch_plan, "a tape with " + to_string(tape->policy)));
+  return exchange->wait_reuse();
 }
 
 // rows -> gate, up, h -> results of one round, each kept as the tape's policy says; the bits of run_experts.
@@ -68,34 +74,32 @@ Status State::run_experts_kept(const ConstTensorView& rows, int64_t round) {
   const int64_t end = end_of_groups(&received);
   if (end == 0) return {};
   const int64_t base = round * dispatch_plan.round_rows;
-  const int64_t h = shape.hidden, f = shape.intermediate, element = size_of(dtype);
-  if (t.policy.rows == Keep::kSave) {
-    copy_groups(rows, received, h * element, t.rows.data() + base * h * element);
-  }
-  TensorView inner_view(nullptr, dtype, {end, f});
-  if (t.policy.h == Keep::kSave) {
-    inner_view.data = t.h.data() + base * f * element;
-  } else {
-    ARGOSY_RETURN_IF_ERROR(inner.reserve(end * f * element));
-    inner_view.data = inner.data();
-  }
+  ThreadPool* const pool = &group.pool();
+  ARGOSY_RETURN_IF_ERROR(keep_groups(rows.rows(0, end), received, base, pool, &t.rows));
+  // Straight to its place where it is kept as it is.
+  const auto room = [&](const KeptMatrix& kept, AlignedBuffer& passing) {
+    return kept.is_plain() ? kept.plain().rows(base, end)
+                           : TensorView(passing.data(), kept.dtype, {end, kept.cols});
+  };
+  const TensorView h = room(t.h, inner);
   const RaggedRows x{rows.rows(0, end), received.group_offsets, received.group_sizes};
-  if (t.policy.preactivation == Keep::kSave) {
-    const auto of_slots = [&](AlignedBuffer& buffer) {
-      return TensorView(buffer.data(), DType::kF32, {t.num_slots, f}).rows(base, end);
-    };
-    ARGOSY_RETURN_IF_ERROR(grouped_gemm_preactivation(gemm(), x, weights.gate_up, of_slots(t.gate),
-                                                      of_slots(t.up), inner_view));
+  if (t.policy.preactivation == Keep::kRecompute) {
+    ARGOSY_RETURN_IF_ERROR(grouped_gemm(gemm(), x, weights.gate_up, h));
   } else {
-    ARGOSY_RETURN_IF_ERROR(grouped_gemm(gemm(), x, weights.gate_up, inner_view));
+    const TensorView gates = room(t.gate, pre_gate), ups = room(t.up, pre_up);
+    ARGOSY_RETURN_IF_ERROR(grouped_gemm_preactivation(gemm(), x, weights.gate_up, gates, ups, h));
+    if (t.policy.preactivation == Keep::kFp8) {
+      ARGOSY_RETURN_IF_ERROR(keep_groups(gates, received, base, pool, &t.gate));
+      ARGOSY_RETURN_IF_ERROR(keep_groups(ups, received, base, pool, &t.up));
+    }
+  }
+  if (t.policy.h == Keep::kFp8) {
+    ARGOSY_RETURN_IF_ERROR(keep_groups(h, received, base, pool, &t.h));
   }
   const TensorView results = exchange->results().rows(0, end);
-  ARGOSY_RETURN_IF_ERROR(grouped_gemm(
-      gemm(), {inner_view, received.group_offsets, received.group_sizes}, weights.down, results));
-  if (t.policy.results == Keep::kSave) {
-    copy_groups(results, received, h * element, t.results.data() + base * h * element);
-  }
-  return {};
+  ARGOSY_RETURN_IF_ERROR(grouped_gemm(gemm(), {h, received.group_offsets, received.group_sizes},
+                                      weights.down, results));
+  return keep_groups(results, received, base, pool, &t.results);
 }
 
 Status MoeLayer::forward_train(const ConstTensorView& hidden, const uint8_t* mask,
@@ -128,7 +132,9 @@ Status MoeLayer::backward(const MoeTape& tape, const ConstTensorView& hidden,
                        "backward, but the layer was not made with training");
   }
   Backward call(state, tape.state(), hidden, d_output, d_logits, gradients);
-  ARGOSY_RETURN_IF_ERROR(state.exchange->issue_reuse(call.check(), tape.state().plan));
+  Status local = call.check();
+  if (local.ok()) local = call.reserve();
+  ARGOSY_RETURN_IF_ERROR(state.exchange->issue_reuse(local, tape.state().plan));
   ARGOSY_RETURN_IF_ERROR(state.exchange->wait_reuse());
   Status status = call.run();
   // Past the agreement a failure is this rank's alone.

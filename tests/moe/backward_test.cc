@@ -9,163 +9,23 @@
 
 #include "argosy/moe.h"
 #include "moe/layer_cases.h"
+#include "moe/training_step.h"
 #include "support/naive_layer.h"
 #include "support/run_group.h"
 
 namespace argosy {
 namespace {
 
+using testing::Gradients;
 using testing::layer_of;
 using testing::LayerCase;
 using testing::Matrix;
 using testing::NaiveLayer;
+using testing::rows_of;
+using testing::run_backward;
 using testing::run_group;
-
-struct RunSetup {
-  int num_ranks = 1;
-  int threads = 1;
-  Level level = Level::kGeneric;
-  int64_t budget_rows = 100000;
-  int64_t alignment = 1;
-  TapePolicy policy = {};
-  int steps = 1;
-  ReplicatedGradients replicated = ReplicatedGradients::kExact;
-  int accumulated = 0;    // further backward calls, each added to the gradients
-  float d_logits = 0.0f;  // of every logit, as a loss would give; 0: none
-};
-
-// All gradients of a layer, experts in order.
-struct Gradients {
-  std::vector<float> gate, gate_bias, expert_gate, expert_up, expert_down;
-  std::vector<float> expert_gate_bias, expert_up_bias, expert_down_bias;
-  std::vector<float> shared_gate, shared_up, shared_down, shared_scale, topk_weights;
-  std::vector<std::byte> hidden;
-  double norm = 0;
-
-  bool operator==(const Gradients&) const = default;
-};
-
-TensorView view_of(std::vector<float>& values, std::initializer_list<int64_t> dims) {
-  TensorView view(static_cast<float*>(nullptr), DType::kF32, dims);
-  values.assign(static_cast<size_t>(view.num_elements()), std::nanf(""));  // poison
-  view.data = reinterpret_cast<std::byte*>(values.data());
-  return view;
-}
-
-void append(const std::vector<float>& more, std::vector<float>* to) {
-  to->insert(to->end(), more.begin(), more.end());
-}
-
-// Gradients of one rank, experts and tokens its own.
-MoeGradients make_gradients(const NaiveLayer& layer, int64_t num_local, int64_t num_tokens,
-                            Gradients* mine) {
-  const auto e = static_cast<int64_t>(layer.experts.size());
-  const int64_t h = layer.hidden, f = layer.intermediate;
-  MoeGradients g;
-  mine->hidden.assign(static_cast<size_t>(num_tokens * h * size_of(layer.dtype)), std::byte{0xFF});
-  g.d_hidden = TensorView(mine->hidden.data(), layer.dtype, {num_tokens, h});
-  g.d_gate = view_of(mine->gate, {e, h});
-  if (!layer.gate_bias.empty()) g.d_gate_bias = view_of(mine->gate_bias, {e});
-  g.d_expert_gate = view_of(mine->expert_gate, {num_local, f, h});
-  g.d_expert_up = view_of(mine->expert_up, {num_local, f, h});
-  g.d_expert_down = view_of(mine->expert_down, {num_local, h, f});
-  if (!layer.experts[0].gate_bias.empty()) {
-    g.d_expert_gate_bias = view_of(mine->expert_gate_bias, {num_local, f});
-    g.d_expert_up_bias = view_of(mine->expert_up_bias, {num_local, f});
-    g.d_expert_down_bias = view_of(mine->expert_down_bias, {num_local, h});
-  }
-  if (!layer.shared.empty()) {
-    const int64_t fs = layer.shared[0].gate.rows;
-    g.d_shared_gate = view_of(mine->shared_gate, {fs, h});
-    g.d_shared_up = view_of(mine->shared_up, {fs, h});
-    g.d_shared_down = view_of(mine->shared_down, {h, fs});
-    if (layer.shared_gate.rows > 0) g.d_shared_scale = view_of(mine->shared_scale, {1, h});
-  }
-  g.d_topk_weights = view_of(mine->topk_weights, {num_tokens, layer.router.top_k});
-  return g;
-}
-
-Gradients run_backward(const NaiveLayer& layer, const Matrix& hidden, const Matrix& d_output,
-                       const uint8_t* mask, const RunSetup& setup) {
-  const Tensor input = testing::to_tensor(hidden, layer.dtype);
-  const Tensor d_out = testing::to_tensor(d_output, layer.dtype);
-  std::vector<Gradients> ranks(static_cast<size_t>(setup.num_ranks));
-  run_group(
-      setup.num_ranks,
-      [&](Group& group) {
-        Result<MoeWeights> weights =
-            testing::weights_for_rank(layer, group.rank(), group.num_ranks());
-        ASSERT_TRUE(weights.has_value()) << weights.error().to_string();
-        MoeOptions options;
-        options.hidden_dtype = layer.dtype;
-        options.training = true;
-        options.receive_budget_bytes = setup.budget_rows * layer.hidden * size_of(layer.dtype);
-        options.group_alignment = setup.alignment;
-        Result<std::unique_ptr<MoeLayer>> moe =
-            MoeLayer::create(group, layer.router, std::move(*weights), options);
-        ASSERT_TRUE(moe.has_value()) << moe.error().to_string();
-        const auto first = owned_begin(hidden.rows, group.num_ranks(), group.rank());
-        const auto count = owned_begin(hidden.rows, group.num_ranks(), group.rank() + 1) - first;
-        const Placement placement{static_cast<int64_t>(layer.experts.size()), group.num_ranks(), 0};
-        Gradients& mine = ranks[static_cast<size_t>(group.rank())];
-        Tensor output = std::move(*Tensor::zeros(layer.dtype, {count, layer.hidden}));
-        MoeTape tape(setup.policy);
-        std::vector<float> loss(static_cast<size_t>(count) * layer.experts.size(), setup.d_logits);
-        ConstTensorView extra;
-        if (setup.d_logits != 0.0f) {
-          extra = ConstTensorView(loss.data(), DType::kF32,
-                                  {count, static_cast<int64_t>(layer.experts.size())});
-        }
-        for (int step = 0; step < setup.steps; ++step) {
-          MoeGradients g = make_gradients(layer, placement.num_local(group.rank()), count, &mine);
-          g.replicated = setup.replicated;
-          Status status = (*moe)->forward_train(input.view().rows(first, count),
-                                                mask == nullptr ? nullptr : mask + first,
-                                                output.view(), &tape, nullptr);
-          ASSERT_TRUE(status.ok()) << status.to_string();
-          status = (*moe)->backward(tape, input.view().rows(first, count),
-                                    d_out.view().rows(first, count), extra, g);
-          ASSERT_TRUE(status.ok()) << status.to_string();
-          g.accumulate = true;
-          for (int more = 0; more < setup.accumulated; ++more) {
-            ASSERT_TRUE((*moe)
-                            ->backward(tape, input.view().rows(first, count),
-                                       d_out.view().rows(first, count), extra, g)
-                            .ok());
-          }
-          const Result<double> norm = gradient_norm(group, g);
-          ASSERT_TRUE(norm.has_value());
-          mine.norm = *norm;
-        }
-        ASSERT_TRUE(group.barrier().ok());
-      },
-      [&](GroupOptions& options) {
-        options.dot_order = layer.order;
-        options.level = setup.level;
-        options.threads_per_rank = setup.threads;
-      });
-  Gradients all = ranks[0];
-  for (size_t rank = 1; rank < ranks.size(); ++rank) {
-    const Gradients& one = ranks[rank];
-    // What every rank holds is the same on each.
-    EXPECT_EQ(std::memcmp(one.gate.data(), all.gate.data(), all.gate.size() * 4), 0);
-    EXPECT_EQ(one.shared_down, all.shared_down);
-    append(one.expert_gate, &all.expert_gate);
-    append(one.expert_up, &all.expert_up);
-    append(one.expert_down, &all.expert_down);
-    append(one.expert_gate_bias, &all.expert_gate_bias);
-    append(one.expert_up_bias, &all.expert_up_bias);
-    append(one.expert_down_bias, &all.expert_down_bias);
-    append(one.topk_weights, &all.topk_weights);
-    all.hidden.insert(all.hidden.end(), one.hidden.begin(), one.hidden.end());
-  }
-  return all;
-}
-
-Matrix rows_of(const NaiveLayer& layer, int64_t count, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  return testing::random_matrix(random, count, layer.hidden, 1.0f, layer.dtype == DType::kBF16);
-}
+using testing::RunSetup;
+using testing::view_of;
 
 class BackwardBits : public ::testing::TestWithParam<LayerCase> {};
 
@@ -381,32 +241,6 @@ TEST(Backward, BadCallsAreEveryRanksErrorAndTheGroupGoesOn) {
         ASSERT_TRUE(group.barrier().ok());
       },
       [&](GroupOptions& options) { options.dot_order = layer.order; });
-}
-
-TEST(TapeSize, IsWhatATapeHolds) {
-  const NaiveLayer layer = layer_of({DType::kBF16, DotOrder::kVdpbf16, false, false});
-  const Matrix hidden = rows_of(layer, 40, 5);
-  const Tensor input = testing::to_tensor(hidden, layer.dtype);
-  for (const TapePolicy& policy :
-       {TapePolicy{},
-        TapePolicy{Keep::kRecompute, Keep::kRecompute, Keep::kRecompute, Keep::kRecompute},
-        TapePolicy{Keep::kSave, Keep::kRecompute, Keep::kSave, Keep::kRecompute}}) {
-    run_group(1, [&](Group& group) {
-      MoeOptions options;
-      options.hidden_dtype = layer.dtype;
-      options.training = true;
-      const std::unique_ptr<MoeLayer> moe = std::move(*MoeLayer::create(
-          group, layer.router, std::move(*testing::weights_for_rank(layer, 0, 1)), options));
-      Tensor output = std::move(*Tensor::zeros(layer.dtype, {40, layer.hidden}));
-      MoeTape tape(policy);
-      ASSERT_TRUE(moe->forward_train(input.view(), nullptr, output.view(), &tape, nullptr).ok());
-      const TapeShape shape{
-          layer.dtype, layer.hidden, layer.intermediate, 9, 3, tape.plan().receive_slots[0], 40};
-      EXPECT_GE(tape.num_bytes(), size_tape(policy, shape).tape_bytes);
-      // Buffers are whole cache lines.
-      EXPECT_LE(tape.num_bytes(), size_tape(policy, shape).tape_bytes + 6 * 64);
-    });
-  }
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 namespace {
 
 constinit std::atomic<int64_t> total{0};
+constinit std::atomic<int64_t> aligned_bytes{0};
 
 }  // namespace
 
@@ -29,6 +30,8 @@ bool is_counting_allocations() { return ARGOSY_COUNTS_ALLOCATIONS == 1; }
 
 // Relaxed: tests read it when the threads they count are at rest.
 int64_t num_allocations() { return total.load(std::memory_order_relaxed); }
+
+int64_t num_aligned_bytes() { return aligned_bytes.load(std::memory_order_relaxed); }
 
 }  // namespace argosy::testing
 
@@ -59,6 +62,7 @@ void* realloc(void* old, size_t bytes) {
 
 void* aligned_alloc(size_t alignment, size_t bytes) {
   total.fetch_add(1, std::memory_order_relaxed);
+  aligned_bytes.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
   return __libc_memalign(alignment, bytes);
 }
 
