@@ -1,7 +1,7 @@
 // Gradients of weights and biases. The rows of the product are the columns of d_y, the contraction
 // is over a group's rows: a tile of d_y is transposed once, and 32 columns of x at a time become a
 // panel of pairs of rows. Test: tests/gemm/wgrad_test.cc.
-#include <vector>
+#include <array>
 
 #include "argosy/gemm_backward.h"
 #include "base/error.h"
@@ -10,7 +10,7 @@
 #include "gemm/backward_moves.h"
 #include "gemm/backward_reference.h"
 #include "gemm/check_arguments.h"
-#include "gemm/gradient_store.h"
+#include "gemm/weight_gradient.h"
 
 namespace argosy {
 namespace gemm {
@@ -19,16 +19,8 @@ namespace {
 class WgradSource {
  public:
   WgradSource(const GemmOptions& options, const RaggedRows& d_y, const ConstTensorView& x,
-              const WeightGradientOptions& gradient, const TensorView& out)
-      : moves_(moves_for(options.level)),
-        d_y_(d_y),
-        x_(x),
-        gradient_(gradient),
-        out_(out),
-        streams_(streams(options.level, gradient, out)),
-        store_(streams_ ? gradient_stores_for(options.level).stream_f32
-                        : gradient_stores_for(options.level)
-                              .of[out.dtype == DType::kF32 ? 1 : 0][gradient.accumulate ? 1 : 0]) {}
+              const GradientOutput& output)
+      : moves_(moves_for(options.level)), d_y_(d_y), x_(x), output_(output) {}
 
   int64_t num_blocks(int64_t group) const { return ceil_div(size_of_group(group), kBlockK); }
   int64_t row_element() const { return size_of(x_.dtype); }
@@ -59,32 +51,13 @@ class WgradSource {
   }
 
   void fetch_output(const Tile& tile, int64_t panel, const Part& rows) const {
-    if (streams_) return;
-    fetch_rows(output(tile, panel), row_stride_bytes(), rows, out_.dtype == DType::kF32 ? 2 : 1);
+    output_.fetch(tile, panel, rows);
   }
-
   void store(const Tile& tile, int64_t panel, const float* products) const {
-    const auto group = static_cast<size_t>(tile.group);
-    // Masking selects: a group without rows has no alpha.
-    const bool has_alpha = !gradient_.alpha.empty() && d_y_.sizes[group] > 0;
-    store_({.sums = products,
-            .num_rows = tile.rows.count,
-            .num_columns = std::min(kPanelColumns, x_.dim(1) - panel * kPanelColumns),
-            .out = output(tile, panel),
-            .row_stride_bytes = row_stride_bytes(),
-            .alpha = has_alpha ? gradient_.alpha[group] : 1.0f});
+    output_.store(tile, panel, products);
   }
 
  private:
-  // Whole lines of a gradient larger than caches go past them: its lines need not be read first.
-  static bool streams(Level level, const WeightGradientOptions& gradient, const TensorView& out) {
-    constexpr int64_t kLineFloats = 16, kLeastBytes = int64_t{4} << 20;
-    const bool are_lines = reinterpret_cast<uintptr_t>(out.data) % 64 == 0 &&
-                           out.stride(0) % kLineFloats == 0 && out.stride(1) % kLineFloats == 0;
-    return gradient_stores_for(level).stream_f32 != nullptr && out.dtype == DType::kF32 &&
-           !gradient.accumulate && are_lines && out.num_elements() * 4 >= kLeastBytes;
-  }
-
   int64_t size_of_group(int64_t group) const { return d_y_.sizes[static_cast<size_t>(group)]; }
 
   MatrixBlock block_of(const ConstTensorView& view, int64_t group, int64_t block, int64_t column,
@@ -95,68 +68,11 @@ class WgradSource {
             std::min(kPanelColumns, num_columns)};
   }
 
-  std::byte* output(const Tile& tile, int64_t panel) const {
-    return out_.row(tile.group) +
-           (tile.rows.first * out_.stride(1) + panel * kPanelColumns) * size_of(out_.dtype);
-  }
-  int64_t row_stride_bytes() const { return out_.stride(1) * size_of(out_.dtype); }
-
   const MoveKernels& moves_;
   const RaggedRows& d_y_;
   const ConstTensorView& x_;
-  const WeightGradientOptions& gradient_;
-  const TensorView& out_;
-  bool streams_;
-  GradientStore store_;
+  const GradientOutput& output_;
 };
-
-// Groups, alpha, and `out` [G, ..] of bf16 or fp32 with unit stride in its last dim.
-Status check_gradient(const RaggedRows& d_y, const WeightGradientOptions& gradient,
-                      const TensorView& out, int num_dims) {
-  if (out.num_dims != num_dims || out.dim(0) < 0 || out.dim(1) < 0) {
-    return base::invalid("out is {}, expected {} dims [groups, ..]", describe(out), num_dims);
-  }
-  if (out.dtype != DType::kBF16 && out.dtype != DType::kF32) {
-    return base::invalid("out is {}, its dtype must be BF16 or F32", describe(out));
-  }
-  ARGOSY_RETURN_IF_ERROR(check_groups(d_y.offsets, d_y.sizes, d_y.rows.dim(0), out.dim(0)));
-  if (!gradient.alpha.empty() && std::ssize(gradient.alpha) != out.dim(0)) {
-    return base::invalid("alpha has {} values for {} groups", gradient.alpha.size(), out.dim(0));
-  }
-  return {};
-}
-
-// A group's matrix of `out` is a matrix like any other; matrices may lie in any order.
-Status check_weight_gradient(const RaggedRows& d_y, const ConstTensorView& x,
-                             const TensorView& out) {
-  int64_t bytes = 0;
-  if (__builtin_mul_overflow(out.dim(0), out.stride(0), &bytes) ||
-      __builtin_mul_overflow(bytes, size_of(out.dtype), &bytes)) {
-    return base::invalid("out is {}: more than 2^63 bytes", describe(out));
-  }
-  for (int64_t g = 0; g < out.dim(0); ++g) {
-    TensorView matrix = out;
-    matrix.num_dims = 2;
-    matrix.data = out.data == nullptr ? nullptr : out.row(g);
-    for (size_t i = 0; i < 2; ++i) {
-      matrix.shape[i] = out.shape[i + 1];
-      matrix.strides[i] = out.strides[i + 1];
-    }
-    ARGOSY_RETURN_IF_ERROR(check_matrix("out", matrix, x.dim(1)));
-    ARGOSY_RETURN_IF_ERROR(check_output_rows(matrix));
-    ARGOSY_RETURN_IF_ERROR(check_apart(d_y.rows, matrix));
-    ARGOSY_RETURN_IF_ERROR(check_apart(x, matrix));
-  }
-  if (out.dim(1) != d_y.rows.dim(1)) {
-    return base::invalid("out is {}, d_y {} and x {} ask for [{}, {}, {}]", describe(out),
-                         describe(d_y.rows), describe(x), out.dim(0), d_y.rows.dim(1), x.dim(1));
-  }
-  const int64_t apart = out.stride(1) * out.dim(1);
-  if (out.dim(0) > 1 && out.dim(1) > 0 && out.stride(0) < apart && -out.stride(0) < apart) {
-    return base::invalid("out is {}: its matrices overlap", describe(out));
-  }
-  return {};
-}
 
 Status check_wgrad(const GemmOptions& options, const RaggedRows& d_y, const ConstTensorView& x,
                    const WeightGradientOptions& gradient, const TensorView& out) {
@@ -171,8 +87,8 @@ Status check_wgrad(const GemmOptions& options, const RaggedRows& d_y, const Cons
                          describe(d_y.rows));
   }
   ARGOSY_RETURN_IF_ERROR(check_dot_order(options, x.dtype));
-  ARGOSY_RETURN_IF_ERROR(check_gradient(d_y, gradient, out, 3));
-  return check_weight_gradient(d_y, x, out);
+  ARGOSY_RETURN_IF_ERROR(check_gradient(d_y.offsets, d_y.sizes, d_y.rows.dim(0), gradient, out, 3));
+  return check_gradient_matrices(d_y.rows.dim(1), x.dim(1), std::array{d_y.rows, x}, out);
 }
 
 // The bias gradient of some columns of a group.
@@ -226,19 +142,13 @@ Status grouped_wgrad(const GemmOptions& options, const RaggedRows& d_y, const Co
     gemm::reference_wgrad(options, d_y, x, gradient, out);
     return {};
   }
-  // Rows of each group's product. Kept, so that a steady state does not allocate.
-  thread_local std::vector<int64_t> product_rows;
-  product_rows.assign(d_y.sizes.size(), out.dim(1));
-  int64_t max_size = 0;
-  for (size_t g = 0; g < product_rows.size(); ++g) {
-    max_size = std::max(max_size, d_y.sizes[g]);
-    if (d_y.sizes[g] == 0 && gradient.accumulate) product_rows[g] = 0;
-  }
-  const gemm::WgradSource source(options, d_y, x, gradient, out);
+  const gemm::ProductRows products = gemm::product_rows(d_y.sizes, out.dim(1), gradient.accumulate);
+  const gemm::GradientOutput output(options.level, gradient, d_y.sizes, out);
+  const gemm::WgradSource source(options, d_y, x, output);
   const gemm::Dot& dot = gemm::backward_dot(*table, x.dtype, x.dtype, options.dot_order);
-  const gemm::BackwardLimits limits =
-      gemm::backward_limits(dot, x.dtype, x.dtype, gemm::ceil_div(max_size, gemm::kBlockK), true);
-  return gemm::run_backward(options, source, dot, limits, product_rows,
+  const gemm::BackwardLimits limits = gemm::backward_limits(
+      dot, x.dtype, x.dtype, gemm::ceil_div(products.max_size, gemm::kBlockK), true);
+  return gemm::run_backward(options, source, dot, limits, products.rows,
                             gemm::ceil_div(x.dim(1), gemm::kPanelColumns));
 }
 
@@ -246,7 +156,8 @@ Status grouped_bias_gradient(const GemmOptions& options, const RaggedRows& d_y,
                              const WeightGradientOptions& gradient, const TensorView& out) {
   ARGOSY_RETURN_IF_ERROR(gemm::kernels_for(options.level).error());
   ARGOSY_RETURN_IF_ERROR(gemm::check_matrix("d_y", d_y.rows, d_y.rows.dim(1)));
-  ARGOSY_RETURN_IF_ERROR(gemm::check_gradient(d_y, gradient, out, 2));
+  ARGOSY_RETURN_IF_ERROR(
+      gemm::check_gradient(d_y.offsets, d_y.sizes, d_y.rows.dim(0), gradient, out, 2));
   ARGOSY_RETURN_IF_ERROR(gemm::check_matrix("out", out, d_y.rows.dim(1)));
   ARGOSY_RETURN_IF_ERROR(gemm::check_output_rows(out));
   ARGOSY_RETURN_IF_ERROR(gemm::check_apart(d_y.rows, out));
