@@ -59,6 +59,24 @@ struct WeightGradientOptions {
 Status grouped_wgrad(const GemmOptions& options, const RaggedRows& d_y, const ConstTensorView& x,
                      const WeightGradientOptions& gradient, const TensorView& out);
 
+// A matrix whose rows were in groups, transpose-quantised: stored [C, S], codes of a group side by
+// side, scales counted from its start, as transpose_quantise() of [S, C] with these groups makes it.
+struct RaggedQuantisedColumns {
+  ConstQuantisedView columns;        // mxfp8 or mxfp8_ceil; any row strides
+  std::span<const int64_t> offsets;  // as RaggedRows, of stored columns
+  std::span<const int64_t> sizes;
+};
+
+// The same product of operands that are quantised along the rows of each group: codes by dot_order,
+// per block of 32 rows acc = fma(partial, s, acc) with s as in grouped_gemm of quantised rows.
+//
+// in   d_y   [N, S] with groups
+// in   x     [K, S], quantised with the same groups; mxfp8 and mxfp8_ceil may meet
+// Errors, Blocks, Allocates: those of above, and numbers per group; kUnsupported for other formats.
+Status grouped_wgrad(const GemmOptions& options, const RaggedQuantisedColumns& d_y,
+                     const ConstQuantisedView& x, const WeightGradientOptions& gradient,
+                     const TensorView& out);
+
 // out[g] = the sum of the group's rows of d_y, fp32 additions from 0 in row order, denormals kept;
 // alpha, accumulate and empty groups as above.
 //

@@ -11,13 +11,13 @@ int64_t lines(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
 }  // namespace
 
 BackwardLimits backward_limits(const Dot& dot, DType rows, DType panels, int64_t max_blocks,
-                               bool needs_values) {
+                               bool needs_values, bool is_scaled) {
   // dgrad of 256 rows, N = K = 2048, on Zen 4: chunks of 512, 1024, 2048 with 640 KiB of rows 87,
   // 90, 87 % of the peak, with 512 KiB (tiles of 128 rows) 86, 86, 84 %. wgrad: tiles of 252, 504,
   // 1008 rows 82, 84, 83 %.
-  constexpr int64_t kTileRows = 504, kTileBytes = 640 * kKiB, kChunkBlocks = 32, kAtOnce = 16;
+  constexpr int64_t kTileRows = 504, kTileBytes = 640 * kKiB, kAtOnce = 16;
   BackwardLimits limits;
-  limits.chunk_blocks = std::clamp<int64_t>(max_blocks, 1, kChunkBlocks);
+  limits.chunk_blocks = std::clamp<int64_t>(max_blocks, 1, kMaxChunkBlocks);
   limits.at_once = kAtOnce;
   const int64_t element = size_of(rows);
   limits.value_stride = limits.chunk_blocks * kBlockK * element + 64;
@@ -33,8 +33,10 @@ BackwardLimits backward_limits(const Dot& dot, DType rows, DType panels, int64_t
       dot.few == nullptr ? 0 : dot.few_rows * limits.chunk_blocks * dot.few->staged_bytes;
   const int64_t staged_bytes = limits.tile_rows * limits.chunk_blocks * dot.staged_bytes;
   limits.staged = needs_values || !stages ? room_rows * limits.value_stride : 0;
-  limits.panel = limits.staged + lines(std::max(few_bytes, staged_bytes));
-  limits.products = limits.panel + limits.chunk_blocks * kBlockK * kPanelColumns * size_of(panels);
+  limits.scales = limits.staged + lines(std::max(few_bytes, staged_bytes));
+  limits.panel = limits.scales + (is_scaled ? lines(room_rows * limits.chunk_blocks * 4) : 0);
+  limits.products = limits.panel + (is_scaled ? kPanelScaleBytes : 0) +
+                    limits.chunk_blocks * kBlockK * kPanelColumns * size_of(panels);
   const int64_t resting = max_blocks > limits.chunk_blocks ? limits.at_once : 1;
   limits.total = limits.products +
                  resting * limits.tile_rows * kPanelColumns * static_cast<int64_t>(sizeof(float));

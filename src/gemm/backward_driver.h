@@ -12,6 +12,9 @@
 //   them in void fetch_output(tile, panel, rows)               prefetches where rows of it go void
 //   store(tile, panel, products)                  [tile.rows.count][32] finished sums, denormals
 //   kept
+// A Source with kIsScaled has a scale per block of 32 on both sides: load() puts the rows' to
+// TileRows::scales_of too, and the panel begins with its own, [block][32] in fp32, as RowScales wants
+// them; its blocks follow at kPanelScaleBytes.
 #pragma once
 
 #include <algorithm>
@@ -27,6 +30,9 @@
 
 namespace argosy::gemm {
 
+inline constexpr int64_t kMaxChunkBlocks = 32;
+inline constexpr int64_t kPanelScaleBytes = kMaxChunkBlocks * kPanelColumns * 4;
+
 // Sizes of a worker's room. Rows, a panel and sums share an L2 of 1 MiB.
 struct BackwardLimits {
   int64_t tile_rows = 0;     // in whole row blocks
@@ -36,12 +42,13 @@ struct BackwardLimits {
       0;  // bytes of a row that is not staged; a line more, for rows 4 KiB apart share an L1 set
 
   // Bytes from the room's start, in this order; all multiples of 64.
-  int64_t staged = 0, panel = 0, products = 0, total = 0;  // the values come first
+  // The values come first; scales only of scaled operands.
+  int64_t staged = 0, scales = 0, panel = 0, products = 0, total = 0;
 };
 // `max_blocks`: of the longest contraction. `needs_values`: rows are put together before they are
 // staged.
 BackwardLimits backward_limits(const Dot& dot, DType rows, DType panels, int64_t max_blocks,
-                               bool needs_values);
+                               bool needs_values, bool is_scaled = false);
 
 // A tile's rows as its Dot reads them, one chunk of the contraction at a time.
 struct TileRows {
@@ -53,6 +60,10 @@ struct TileRows {
   int64_t value_stride = 0;
   std::byte* values = nullptr;  // [count][chunk], row-major; unused by kernels that stage
   std::byte* staged = nullptr;
+  float* scales = nullptr;  // of scaled operands
+
+  // Of a row block: [block of the chunk][row].
+  float* scales_of(const Part& block) const { return scales + block.first * chunk_blocks; }
 
   Part row_block(int64_t at) const { return part_of(count, num_row_blocks, at); }
   const std::byte* rows_of(const Part& block) const {
@@ -73,6 +84,9 @@ struct BackwardRoom {
 };
 
 template <typename Source>
+concept ScaledSource = Source::kIsScaled;
+
+template <typename Source>
 class BackwardProduct {
  public:
   BackwardProduct(const Source& source, const Dot& dot, const BackwardLimits& limits)
@@ -87,6 +101,7 @@ class BackwardProduct {
     rows.value_stride = limits_.value_stride;
     rows.values = room;
     rows.staged = room + limits_.staged;
+    rows.scales = reinterpret_cast<float*>(room + limits_.scales);
     auto* const products = reinterpret_cast<float*>(room + limits_.products);
     const int64_t num_blocks = source_.num_blocks(tile.group);
     const bool one_chunk = num_blocks <= limits_.chunk_blocks;
@@ -138,7 +153,7 @@ class BackwardProduct {
     for (int64_t at = 0; at < rows.num_row_blocks; ++at) {
       const Part block = rows.row_block(at);
       source_.fetch_output(tile, panel, block);
-      rows.dot->run({
+      const DotArgs args{
           .rows = rows.rows_of(block),
           .row_stride_bytes = rows.value_stride,
           .num_rows = block.count,
@@ -146,8 +161,24 @@ class BackwardProduct {
           .panel = weights,
           .scratch = products + block.first * kPanelColumns,
           .resumes = resumes,
-      });
+      };
+      if constexpr (ScaledSource<Source>) {
+        rows.dot->run_scaled(args, scaled_panel(weights, rows.scales_of(block)));
+      } else {
+        rows.dot->run(args);
+      }
     }
+  }
+
+  static CodedPanel scaled_panel(const std::byte* panel, const float* row_scales) {
+    CodedPanel coded;
+    coded.layout = {kBlockK, kPanelColumns * 4, 0, false};
+    coded.panel = panel;
+    coded.decoded = panel + kPanelScaleBytes;
+    coded.block_k = kBlockK;
+    coded.are_e8m0 = true;
+    coded.rows.values = row_scales;
+    return coded;
   }
 
   const Source& source_;

@@ -4,9 +4,11 @@
 
 #include <cstring>
 
+#include "argosy/number_formats.h"
 #include "gemm/gradient_store.h"
 #include "gemm/kernels.h"
 #include "gemm/packed_layout.h"
+#include "gemm/row_codes.h"
 #include "numeric/activation.h"
 #include "numeric/dot.h"
 #include "platform/float_env.h"
@@ -32,6 +34,15 @@ __attribute__((noinline)) float sum_of(const GemmOptions& options, DType rows, i
   } else {
     sum = numeric::dot_vdpbf16_of(k, x, w);
   }
+  __asm__ volatile("" : "+x"(sum) : : "memory");
+  return sum;
+}
+
+// numeric::add_scaled of two e8m0 scales.
+__attribute__((noinline)) float added(float partial, float scale_x, float scale_w, float acc) {
+  const platform::ScopedFloatEnv env(platform::Denormals::kFlush);
+  __asm__ volatile("" : "+x"(partial), "+x"(scale_x), "+x"(scale_w), "+x"(acc) : : "memory");
+  float sum = numeric::add_scaled(partial, scale_x, scale_w, true, acc);
   __asm__ volatile("" : "+x"(sum) : : "memory");
   return sum;
 }
@@ -102,6 +113,40 @@ void reference_wgrad(const GemmOptions& options, const RaggedRows& d_y, const Co
         const float sum = sum_of(
             options, x.dtype, size, [&](int64_t r) { return element_at(d_y.rows, first + r, n); },
             [&](int64_t r) { return element_at(x, first + r, k); });
+        std::byte* to =
+            out.row(static_cast<int64_t>(g)) + (n * out.stride(1) + k) * size_of(out.dtype);
+        store_gradient(to, out.dtype, sum, alpha, gradient.accumulate);
+      }
+    }
+  }
+}
+
+void reference_wgrad(const GemmOptions& options, const RaggedQuantisedColumns& d_y,
+                     const ConstQuantisedView& x, std::span<const int64_t> blocks,
+                     const WeightGradientOptions& gradient, const TensorView& out) {
+  for (size_t g = 0; g < d_y.sizes.size(); ++g) {
+    const int64_t first = d_y.offsets[g], size = d_y.sizes[g];
+    if (size == 0 && gradient.accumulate) continue;
+    const float alpha = gradient.alpha.empty() || size == 0 ? 1.0f : gradient.alpha[g];
+    const auto code = [&](const ConstQuantisedView& view, int64_t line, int64_t row) {
+      const auto* const codes = reinterpret_cast<const uint8_t*>(view.codes.row(line));
+      return decode_element(ElementFormat::kE4M3, codes[first + row]);
+    };
+    const auto scale = [&](const ConstQuantisedView& view, int64_t line, int64_t row) {
+      return row_scale_of(view.scales.row(line)[blocks[g] + row / kBlockK]);
+    };
+    for (int64_t n = 0; n < out.dim(1); ++n) {
+      for (int64_t k = 0; k < out.dim(2); ++k) {
+        const auto partial = [&](int64_t row, int64_t count) {
+          return sum_of(
+              options, DType::kBF16, count,
+              [&](int64_t r) { return code(d_y.columns, n, row + r); },
+              [&](int64_t r) { return code(x, k, row + r); });
+        };
+        const auto add = [&](float block, int64_t row, float acc) {
+          return added(block, scale(d_y.columns, n, row), scale(x, k, row), acc);
+        };
+        const float sum = numeric::dot_blocks_of(size, kBlockK, partial, add);
         std::byte* to =
             out.row(static_cast<int64_t>(g)) + (n * out.stride(1) + k) * size_of(out.dtype);
         store_gradient(to, out.dtype, sum, alpha, gradient.accumulate);

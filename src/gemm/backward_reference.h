@@ -12,6 +12,10 @@ void reference_dgrad(const GemmOptions& options, const RaggedRows& d_y, const Co
                      const PackedWeights& w, const TensorView& d_x);
 void reference_wgrad(const GemmOptions& options, const RaggedRows& d_y, const ConstTensorView& x,
                      const WeightGradientOptions& gradient, const TensorView& out);
+// Of operands with a scale per 32 rows of a group; `blocks[g]` is the first of group g.
+void reference_wgrad(const GemmOptions& options, const RaggedQuantisedColumns& d_y,
+                     const ConstQuantisedView& x, std::span<const int64_t> blocks,
+                     const WeightGradientOptions& gradient, const TensorView& out);
 // gate and up in one; `h` as in grouped_gemm_preactivation.
 void reference_preactivation(const GemmOptions& options, const RaggedRows& x,
                              const PackedWeights& w, const TensorView& gate, const TensorView& up,

@@ -151,6 +151,12 @@ ARGOSY_KERNEL_INLINE void scaled_rows(const DotArgs& args, const CodedPanel& pan
   alignas(64) std::byte room[kDecodedBlockBytes];
   alignas(64) float scales[kPanelColumns];
   float acc[2][kRows][kTileColumns] = {};
+  for (int r = 0; args.resumes && r < kRows; ++r) {
+    for (int half = 0; half < 2; ++half) {
+      std::memcpy(acc[half][r], args.scratch + (first + r) * kPanelColumns + half * kTileColumns,
+                  sizeof(acc[half][r]));
+    }
+  }
   const int64_t block_k = panel.block_k;
   for (int64_t begin = 0; begin < args.k; begin += block_k) {
     const int64_t end = args.k - begin < block_k ? args.k : begin + block_k;

@@ -45,7 +45,7 @@ struct DotArgs {
   const std::byte* panel = nullptr;
   float* scratch = nullptr;  // 64-byte aligned, [num_rows][32]
   // The chains go on from what scratch holds: this call's k follow those of the last, a multiple of 32. Of plain
-  // panels only, and not at level reference.
+  // panels only, with scales only of such as are decoded, and not at level reference.
   bool resumes = false;
   // Where to prefetch to L2 while computing: this many lines of 64 bytes per block of 32 k, one
   // after the other. An address, for it may lie past the weights: a prefetch cannot fault.

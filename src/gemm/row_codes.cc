@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 
 #include "platform/float_env.h"
@@ -59,9 +58,7 @@ void load_row_scales(const ConstTensorView& scales, const RowRange& range, float
       if (scales.dtype == DType::kF32) {
         std::memcpy(&value, row + block * 4, sizeof(value));
       } else {
-        // Code 0 is 0 and NaN keeps its exponent: what numeric::add_scaled takes.
-        const auto code = static_cast<uint32_t>(row[block]);
-        value = std::bit_cast<float>(code == kE8M0NaN ? 0x7FC00000u : code << 23);
+        value = row_scale_of(row[block]);
       }
     }
   }

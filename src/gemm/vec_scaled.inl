@@ -67,7 +67,7 @@ ARGOSY_KERNEL_TARGET void scaled_rows(const DotArgs& args, const CodedPanel& pan
   alignas(64) float scales[kPanelColumns];
   alignas(64) float partials[kRows * kPanelColumns];
   float* sums = args.scratch + first_column;
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < kRows && !args.resumes; ++r) {
     for (int c = 0; c < kVectors; ++c) {
       Vec::store(sums + r * kPanelColumns + c * Vec::kLanes, Vec::zero());
     }
