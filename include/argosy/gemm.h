@@ -21,7 +21,8 @@ namespace argosy {
 
 namespace gemm {
 struct PackedShape;
-}
+struct PanelAccess;
+}  // namespace gemm
 
 // Weights of `num_groups` experts, packed for the kernels. Two kinds:
 //   plain    out[n] = x . w[n],                              w   [N, K] per group
@@ -88,6 +89,7 @@ class PackedWeights {
   }
 
  private:
+  friend struct gemm::PanelAccess;
   PackedWeights(Kind kind, int64_t num_groups, int64_t n, int64_t k)
       : kind_(kind), num_groups_(num_groups), n_(n), k_(k) {}
   Status allocate(const gemm::PackedShape& shape);

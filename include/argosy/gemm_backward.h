@@ -100,6 +100,16 @@ Status grouped_gemm_preactivation(const GemmOptions& options, const RaggedRows& 
                                   const PackedWeights& w, const TensorView& gate,
                                   const TensorView& up, const TensorView& h = {});
 
+// The same of quantised rows by bf16 or quantised gate_up weights; the products are those of
+// grouped_gemm.
+//
+// out  gate, up   bf16 or fp32
+// out  h          empty, or bf16 or fp32 [S, w.n()]
+// Errors, Allocates: those of grouped_gemm of quantised rows.
+Status grouped_gemm_preactivation(const GemmOptions& options, const RaggedQuantisedRows& x,
+                                  const PackedWeights& w, const TensorView& gate,
+                                  const TensorView& up, const TensorView& h = {});
+
 // The rows between the two products of an expert. Each tensor is bf16 or fp32 [S, F] with unit
 // stride in F.
 struct ActivationRows {

@@ -220,6 +220,25 @@ Status check_arguments(const GemmOptions& options, const RaggedQuantisedRows& x,
   return check_scales(x);
 }
 
+Status check_quantised_preactivation(const GemmOptions& options, const RaggedQuantisedRows& x,
+                                     const PackedWeights& w, const TensorView& gate,
+                                     const TensorView& up, const TensorView& h) {
+  if (w.kind() != PackedWeights::Kind::kGateUp) {
+    return base::invalid("pre-activations are those of gate_up weights, these are plain");
+  }
+  ARGOSY_RETURN_IF_ERROR(check_arguments(options, x, w, gate));
+  ARGOSY_RETURN_IF_ERROR(check_arguments(options, x, w, up));
+  if (gate.dtype != up.dtype) {
+    return base::invalid("gate is {}, up is {}: the dtypes must be equal", describe(gate),
+                         describe(up));
+  }
+  ARGOSY_RETURN_IF_ERROR(check_apart(gate, up));
+  if (h.data == nullptr) return {};
+  ARGOSY_RETURN_IF_ERROR(check_arguments(options, x, w, h));
+  ARGOSY_RETURN_IF_ERROR(check_apart(gate, h));
+  return check_apart(up, h);
+}
+
 Status check_arguments(const GemmOptions& options, const ScatteredRows& x, const PackedWeights& w,
                        const TensorView& out) {
   ARGOSY_ASSIGN_OR_RETURN(const PayloadLayout payload,

@@ -35,6 +35,11 @@ Status check_arguments(const GemmOptions& options, const ScatteredRows& x, const
 Status check_arguments(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
                        std::span<std::byte* const> out);
 
+// Of quantised rows; h is wanted where it has data.
+Status check_quantised_preactivation(const GemmOptions& options, const RaggedQuantisedRows& x,
+                                     const PackedWeights& w, const TensorView& gate,
+                                     const TensorView& up, const TensorView& h);
+
 // Parts of the above, for other calls on rows and packed weights.
 
 // bf16 or fp32 [*, columns], unit stride in the columns, aligned, in memory that there can be.

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <bit>
 
-#include "argosy/gemm.h"
+#include "argosy/gemm_backward.h"
 #include "gemm/check_arguments.h"
 #include "gemm/heuristics.h"
 #include "gemm/kernels.h"
@@ -133,6 +133,12 @@ Room room_of(const Dot& dot, const GroupedRows& x, const PackedWeights& w, int64
   return room;
 }
 
+// Where the two products go before the activation; else null.
+struct Preactivation {
+  TensorView gate, up;
+  StoreKernel store = nullptr;
+};
+
 // What every task needs.
 struct Work {
   const GroupedRows* x = nullptr;
@@ -142,7 +148,8 @@ struct Work {
   Level level = Level::kReference;
   Dot dot;
   CodedPanel coded;
-  StoreKernel store = nullptr;
+  StoreKernel store = nullptr;  // null: only the pre-activation is wanted
+  const Preactivation* before = nullptr;
   Activation activation;
   GemmHeuristics heuristics;
   Room room;
@@ -304,7 +311,8 @@ CodedPanel coded_panel_of(const Work& work, const TileRows& rows, const std::byt
 // All rows of the tile by one panel: the products, to products[row of the tile][0..31].
 void multiply_panel(const Work& work, const Tile& tile, const TileRows& rows, int64_t panel,
                     std::byte* decoded, float* products) {
-  const Output output = output_of(work, tile, panel);
+  const bool has_output = work.store != nullptr;
+  const Output output = has_output ? output_of(work, tile, panel) : Output{};
   const std::byte* weights = work.w->panel(tile.group, panel);
   CodedPanel coded = coded_panel_of(work, rows, weights, decoded);
   for (int64_t at = 0; at < rows.num_blocks; ++at) {
@@ -313,7 +321,7 @@ void multiply_panel(const Work& work, const Tile& tile, const TileRows& rows, in
     // Lines that the stores would find missing: fetched while the products are computed. Not by few rows: their
     // weights need the miss buffers.
     const bool is_few = rows.count <= work.heuristics.few_rows;
-    for (int64_t r = block.first; !is_few && r < block.first + block.count; ++r) {
+    for (int64_t r = block.first; has_output && !is_few && r < block.first + block.count; ++r) {
       __builtin_prefetch(output.row(r), 1, 3);
     }
     const DotArgs args{
@@ -335,8 +343,26 @@ void multiply_panel(const Work& work, const Tile& tile, const TileRows& rows, in
   }
 }
 
+// The products of one panel plus bias, gate and up each to its place.
+void store_preactivation(const Work& work, const Tile& tile, int64_t panel, const float* products) {
+  const float* bias = work.w->bias_of_panel(tile.group, panel);
+  const int64_t first_row = work.x->offsets[static_cast<size_t>(tile.group)] + tile.rows.first;
+  const int64_t first_column = panel * kTileColumns;
+  for (const TensorView* out : {&work.before->gate, &work.before->up}) {
+    const int64_t column = out == &work.before->up ? kTileColumns : 0;
+    work.before->store({.scratch = products + column,
+                        .bias = bias == nullptr ? nullptr : bias + column,
+                        .num_rows = tile.rows.count,
+                        .num_columns = std::min(kTileColumns, work.w->n() - first_column),
+                        .out = out->row(first_row) + first_column * size_of(out->dtype),
+                        .row_stride_bytes = out->stride(0) * size_of(out->dtype)});
+  }
+}
+
 // The products of one panel, plus bias, through the activation, to the output.
 void store_panel(const Work& work, const Tile& tile, int64_t panel, const float* products) {
+  if (work.before != nullptr) store_preactivation(work, tile, panel, products);
+  if (work.store == nullptr) return;
   const Output output = output_of(work, tile, panel);
   StoreArgs args{
       .scratch = products,
@@ -393,19 +419,28 @@ void run_tasks(const Work& work, const Tiles& tiles, int64_t worker,
   }
 }
 
+// Where the results go.
+struct Outputs {
+  TensorView out;
+  std::span<std::byte* const> rows = {};  // in place of `out`, which then has a dtype only
+  const Preactivation* before = nullptr;  // then `out` may be without data: not wanted
+};
+
 // Of arguments that were checked.
 Status multiply(const GemmOptions& options, const KernelTable& table, const GroupedRows& x,
-                const PackedWeights& w, const TensorView& out,
-                std::span<std::byte* const> out_rows = {}) {
+                const PackedWeights& w, const Outputs& outputs) {
   Work work;
   work.x = &x;
   work.w = &w;
-  work.out = out;
-  work.out_rows = out_rows;
+  work.out = outputs.out;
+  work.out_rows = outputs.rows;
+  work.before = outputs.before;
   work.level = options.level;
   work.dot = dot_of(table, x, w, options.dot_order);
   work.coded = coded_of(options.level, x, w);
-  work.store = store_of(table, out.dtype, w, options.activation.kind);
+  if (work.before == nullptr || work.out.data != nullptr) {
+    work.store = store_of(table, work.out.dtype, w, options.activation.kind);
+  }
   work.activation = options.activation;
   work.heuristics = heuristics_for(options.level);
 
@@ -432,6 +467,14 @@ Status multiply(const GemmOptions& options, const KernelTable& table, const Grou
   return {};
 }
 
+GroupedRows grouped_rows(const RaggedQuantisedRows& x) {
+  return {.values = x.rows.codes,
+          .scales = x.rows.scales,
+          .format = x.rows.format,
+          .offsets = x.offsets,
+          .sizes = x.sizes};
+}
+
 }  // namespace
 }  // namespace gemm
 
@@ -440,19 +483,24 @@ Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const Packe
   ARGOSY_ASSIGN_OR_RETURN(const gemm::KernelTable* table, gemm::kernels_for(options.level));
   ARGOSY_RETURN_IF_ERROR(gemm::check_arguments(options, x, w, out));
   const gemm::GroupedRows rows{.values = x.rows, .offsets = x.offsets, .sizes = x.sizes};
-  return gemm::multiply(options, *table, rows, w, out);
+  return gemm::multiply(options, *table, rows, w, {.out = out});
 }
 
 Status grouped_gemm(const GemmOptions& options, const RaggedQuantisedRows& x,
                     const PackedWeights& w, const TensorView& out) {
   ARGOSY_ASSIGN_OR_RETURN(const gemm::KernelTable* table, gemm::kernels_for(options.level));
   ARGOSY_RETURN_IF_ERROR(gemm::check_arguments(options, x, w, out));
-  const gemm::GroupedRows rows{.values = x.rows.codes,
-                               .scales = x.rows.scales,
-                               .format = x.rows.format,
-                               .offsets = x.offsets,
-                               .sizes = x.sizes};
-  return gemm::multiply(options, *table, rows, w, out);
+  return gemm::multiply(options, *table, gemm::grouped_rows(x), w, {.out = out});
+}
+
+Status grouped_gemm_preactivation(const GemmOptions& options, const RaggedQuantisedRows& x,
+                                  const PackedWeights& w, const TensorView& gate,
+                                  const TensorView& up, const TensorView& h) {
+  ARGOSY_ASSIGN_OR_RETURN(const gemm::KernelTable* table, gemm::kernels_for(options.level));
+  ARGOSY_RETURN_IF_ERROR(gemm::check_quantised_preactivation(options, x, w, gate, up, h));
+  const gemm::Stores& stores = gate.dtype == DType::kF32 ? table->store_f32 : table->store_bf16;
+  const gemm::Preactivation before{gate, up, stores.plain[w.has_bias() ? 1 : 0]};
+  return gemm::multiply(options, *table, gemm::grouped_rows(x), w, {.out = h, .before = &before});
 }
 
 Status grouped_gemm(const GemmOptions& options, const ScatteredRows& x, const PackedWeights& w,
@@ -461,7 +509,7 @@ Status grouped_gemm(const GemmOptions& options, const ScatteredRows& x, const Pa
   ARGOSY_RETURN_IF_ERROR(gemm::check_arguments(options, x, w, out));
   const gemm::GroupedRows rows{
       .offsets = x.offsets, .sizes = x.sizes, .rows_at = x.rows, .payload = x.payload};
-  return gemm::multiply(options, *table, rows, w, out);
+  return gemm::multiply(options, *table, rows, w, {.out = out});
 }
 
 Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const PackedWeights& w,
@@ -471,7 +519,7 @@ Status grouped_gemm(const GemmOptions& options, const RaggedRows& x, const Packe
   const gemm::GroupedRows rows{.values = x.rows, .offsets = x.offsets, .sizes = x.sizes};
   TensorView dtype_only;
   dtype_only.dtype = x.rows.dtype;
-  return gemm::multiply(options, *table, rows, w, dtype_only, out);
+  return gemm::multiply(options, *table, rows, w, {.out = dtype_only, .rows = out});
 }
 
 }  // namespace argosy

@@ -74,4 +74,20 @@ void pack_quantised(const ConstQuantisedView& w, std::byte* group_data, int64_t 
   }
 }
 
+void pack_line(const ConstQuantisedView& lines, int64_t column, std::byte* panel) {
+  const CodedLayout layout = coded_layout(lines.format);
+  pack_scales(lines, column, layout, panel, column);
+  const std::byte* codes = lines.codes.row(column);
+  // Pairs of k lie 64 bytes apart: two codes at a time.
+  const int64_t at = code_place(layout, 0, column).byte - codes_offset(layout, 0);
+  int64_t k = 0;
+  for (; k + kBlockK <= lines.cols; k += kBlockK) {
+    std::byte* to = panel + codes_offset(layout, k / kBlockK) + at;
+    for (int64_t pair = 0; pair < kBlockK / 2; ++pair) {
+      std::memcpy(to + pair * 2 * kPanelColumns, codes + k + 2 * pair, 2);
+    }
+  }
+  for (; k < lines.cols; ++k) panel[code_place(layout, k, column).byte] = codes[k];
+}
+
 }  // namespace argosy::gemm

@@ -14,4 +14,7 @@ Status check_quantised_matrix(const PackedWeights& packed, const char* name,
 void pack_quantised(const ConstQuantisedView& w, std::byte* group_data, int64_t panel_bytes,
                     ColumnOf column_of);
 
+// Line `column` of `lines`, mxfp8, as that column of one panel.
+void pack_line(const ConstQuantisedView& lines, int64_t column, std::byte* panel);
+
 }  // namespace argosy::gemm

@@ -144,6 +144,18 @@ constexpr int64_t panel_offset(int64_t group, int64_t panel, int64_t num_panels,
   return (group * num_panels + panel) * panel_size;
 }
 
+// For those who write whole panels.
+struct PanelAccess {
+  static std::byte* panel(PackedWeights* w, int64_t group, int64_t panel) {
+    return w->data_.data() + panel_offset(group, panel, w->num_panels_, w->panel_bytes_);
+  }
+  // Precondition: both have a bias, of as many panels.
+  static void copy_bias(const PackedWeights& from, PackedWeights* to) {
+    if (from.bias_.size_bytes() == 0) return;
+    std::memcpy(to->bias_.data(), from.bias_.data(), static_cast<size_t>(from.bias_.size_bytes()));
+  }
+};
+
 // Panel and column of output `n` of a plain matrix, of a gate matrix, of an up matrix.
 struct PanelColumn {
   int64_t panel = 0;
