@@ -109,6 +109,29 @@ struct Lines {
     return {code, _mm512_mask_cmple_epu8_mask(small, below, _mm512_set1_epi8(19)), high};
   }
 
+  // 128 values of one block.
+  void encode_pair(const CodeTable& table, __m512i top, const uint16_t* x, float scale,
+                   uint8_t* codes) const {
+    const char* const next = reinterpret_cast<const char*>(x) + ahead;
+    Codes found[2];
+    for (ptrdiff_t i = 0; i < 2; ++i) {
+      const uint16_t* const from = x + i * kLine;
+      _mm_prefetch(next + 2 * i * kLine, _MM_HINT_T0);
+      _mm_prefetch(next + (2 * i + 1) * kLine, _MM_HINT_T0);
+      found[i] =
+          look_up(table, top, _mm512_loadu_si512(from), _mm512_loadu_si512(from + kLine / 2));
+    }
+    if (_kortestz_mask64_u8(found[0].denormal, found[1].denormal) == 0) [[unlikely]] {
+      for (ptrdiff_t i = 0; i < 2; ++i) {
+        found[i].value = with_denormals(found[i].value, found[i].denormal, x + i * kLine, scale,
+                                        scale, reciprocal);
+      }
+    }
+    for (ptrdiff_t i = 0; i < 2; ++i) {
+      store(with_sign(found[i].value, found[i].high), codes + i * kLine);
+    }
+  }
+
   // code | (high & 0x80)
   static __m512i with_sign(__m512i code, __m512i high) {
     return _mm512_ternarylogic_epi32(code, high, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);
@@ -160,12 +183,33 @@ void encode_elsewhere(const EncodeArgs& args, int64_t first, int64_t size) {
   kKernelAvx512.encode_bf16(part_of(args, first, size, sizeof(uint16_t)));
 }
 
+// Blocks of 128 with scale = amax / 448, as many from `first` on as are finite and far from fp32's denormals; the first that
+// is not. Both lines of a block are looked up before either is stored: one look for e4m3's denormals.
+int64_t encode_by_quotients(const EncodeArgs& args, const Lines& lines, int64_t first,
+                            int64_t whole) {
+  const auto* const x = reinterpret_cast<const uint16_t*>(args.x);
+  const QuotientCodes& quotients = quotient_codes();
+  int64_t b = first;
+  for (; b < whole; ++b) {
+    const uint32_t amax = args.amax[b];
+    if (amax >= kInfBits || amax >> kMantissaBits < kLeastAmaxField) break;
+    const uint8_t* const row = quotients.codes[amax >> 16 & 0x7F];
+    const CodeTable table = {_mm512_load_si512(row), _mm512_load_si512(row + kLine)};
+    const __m512i top = _mm512_set1_epi8(static_cast<char>(amax >> kMantissaBits));
+    lines.encode_pair(table, top, x + b * 2 * kLine, args.scales[b], args.codes + b * 2 * kLine);
+  }
+  return b;
+}
+
 // Blocks of a multiple of 64.
 void encode_long(const EncodeArgs& args, const Lines& lines, int64_t whole) {
   const auto* const x = reinterpret_cast<const uint16_t*>(args.x);
   const CodeTable shifts = shift_table();
   const QuotientCodes& quotients = quotient_codes();
+  const bool by_quotients = args.amax != nullptr && !args.reciprocal && args.block == 2 * kLine;
   for (int64_t b = 0; b < whole; ++b) {
+    if (by_quotients) b = encode_by_quotients(args, lines, b, whole);
+    if (b == whole) return;
     const int64_t begin = b * args.block;
     CodeTable table = shifts;
     int top = 0;
