@@ -53,6 +53,8 @@ class Bench {
  public:
   virtual ~Bench() = default;
   virtual Result<Sample> sample() = 0;
+  // Further members of the case's result, known once it is made.
+  virtual nlohmann::ordered_json more() const { return nlohmann::ordered_json::object(); }
 };
 
 // What a case that takes all its samples itself gives.

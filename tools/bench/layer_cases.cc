@@ -2,9 +2,11 @@
 //
 // Floors: docs/perf/layer.md. Test: tests/bench/bench_test.cc.
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <utility>
 
+#include "argosy/bfloat16.h"
 #include "tools/bench/bench_case.h"
 #include "tools/bench/floor.h"
 #include "tools/bench/layer_work.h"
@@ -78,7 +80,12 @@ class FormatBench : public Bench {
                             LayerWork::create(context, wide, 1, context.num_threads, num_routings));
     ARGOSY_ASSIGN_OR_RETURN(
         bench->work_, LayerWork::create(context, shape, 1, context.num_threads, num_routings));
+    ARGOSY_RETURN_IF_ERROR(bench->compare(num_routings));
     return std::unique_ptr<Bench>(std::move(bench));
+  }
+
+  nlohmann::ordered_json more() const override {
+    return {{"error_max", error_max_}, {"error_rms", error_rms_}};
   }
 
   Result<Sample> sample() override {
@@ -88,7 +95,31 @@ class FormatBench : public Bench {
   }
 
  private:
+  // Of all routings: the largest difference to the output on bf16 weights over the largest output, and the same of rms.
+  Status compare(int64_t num_routings) {
+    double most = 0, peak = 0, difference = 0, size = 0;
+    for (int64_t routing = 0; routing < num_routings; ++routing) {
+      ARGOSY_RETURN_IF_ERROR(bf16_->run().error());
+      ARGOSY_RETURN_IF_ERROR(work_->run().error());
+      const ConstTensorView want = bf16_->output(), got = work_->output();
+      for (int64_t i = 0; i < want.num_elements(); ++i) {
+        const auto w = static_cast<double>(want.as<BFloat16>()[i].to_float());
+        const double d = static_cast<double>(got.as<BFloat16>()[i].to_float()) - w;
+        most = std::max(most, std::abs(d));
+        peak = std::max(peak, std::abs(w));
+        difference += d * d;
+        size += w * w;
+      }
+    }
+    error_max_ = most / peak;
+    error_rms_ = std::sqrt(difference / size);
+    bf16_->start_over();
+    work_->start_over();
+    return {};
+  }
+
   double times_ = 1;
+  double error_max_ = 0, error_rms_ = 0;
   std::unique_ptr<LayerWork> bf16_, work_;
 };
 

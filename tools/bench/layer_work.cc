@@ -167,7 +167,7 @@ double LayerWork::operations() const {
 
 Status LayerWork::check() {
   ARGOSY_ASSIGN_OR_RETURN([[maybe_unused]] const Call call, run());
-  next_ = 0;
+  start_over();
   const int64_t token = shape_.num_tokens - 1;
   const auto* const x = std::as_const(hidden_).view().as<BFloat16>() + token * shape_.hidden;
   std::vector<double> want(static_cast<size_t>(shape_.hidden));

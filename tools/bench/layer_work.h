@@ -50,6 +50,10 @@ class LayerWork {
   double next_weight_bytes() const;
 
   double operations() const;
+  // [T, H] bf16 of the last call.
+  ConstTensorView output() const { return output_.view(); }
+  // Makes the first routing the next one again.
+  void start_over() { next_ = 0; }
 
  private:
   struct Rank {

@@ -53,7 +53,9 @@ Result<BenchResult> sample_case(const BenchCase& bench_case, const BenchContext&
     ARGOSY_ASSIGN_OR_RETURN(const Sample sample, bench->sample());
     samples.push_back(sample);
   }
-  return summarise(bench_case, context.kind, samples);
+  BenchResult result = summarise(bench_case, context.kind, samples);
+  result.more = bench->more();
+  return result;
 }
 
 std::string time_text(double seconds) {
@@ -76,17 +78,34 @@ std::string label(const std::string& name, const Json& params) {
   return fmt::format("{} {}", name, params_text(params));
 }
 
-// p99 and what else was timed beside a call; empty where it was not.
-void add_more(const Json& more, std::vector<std::string>* line) {
-  const auto time = [&](const char* name) {
-    return more.contains(name) ? time_text(more.at(name).get<double>()) : std::string();
-  };
-  const auto ratio = [&](const char* name) {
-    return more.contains(name) ? fmt::format("{:.2f}", more.at(name).get<double>()) : std::string();
-  };
-  line->insert(line->end(),
-               {time("p99_seconds"), time("limit_p99_seconds"), time("throughput_seconds"),
-                ratio("over_throughput"), time("mpi_seconds"), ratio("over_mpi")});
+std::string ratio_text(double ratio) { return fmt::format("{:.2f}", ratio); }
+
+// Members of a result that have a column, where any result has them.
+constexpr struct {
+  const char* name;
+  const char* heading;
+  std::string (*text)(double);
+} kMoreColumns[] = {
+    {"p99_seconds", "p99", time_text},
+    {"limit_p99_seconds", "limit p99", time_text},
+    {"throughput_seconds", "throughput", time_text},
+    {"over_throughput", "ratio", ratio_text},
+    {"mpi_seconds", "MPI", time_text},
+    {"over_mpi", "ratio", ratio_text},
+    {"error_max", "error, max of peak", percent},
+    {"error_rms", "rms", percent},
+};
+
+void add_more(std::span<const BenchResult> results, std::vector<std::vector<std::string>>* lines) {
+  for (const auto& column : kMoreColumns) {
+    const auto has = [&](const BenchResult& result) { return result.more.contains(column.name); };
+    if (!std::ranges::any_of(results, has)) continue;
+    lines->front().push_back(column.heading);
+    for (size_t i = 0; i < results.size(); ++i) {
+      (*lines)[i + 1].push_back(
+          has(results[i]) ? column.text(results[i].more.at(column.name).get<double>()) : "");
+    }
+  }
 }
 
 // One line a name, under the table.
@@ -228,11 +247,6 @@ Json to_json(std::span<const BenchCase> cases) {
 std::string to_text(const BenchContext& context, std::span<const BenchResult> results) {
   std::vector<std::vector<std::string>> lines = {
       {"case", "median", "min", "max", "samples", "limit", "reached", "goal", ""}};
-  const bool has_more = std::ranges::any_of(
-      results, [](const BenchResult& result) { return result.more.contains("p99_seconds"); });
-  if (has_more) {
-    lines[0].insert(lines[0].end(), {"p99", "limit p99", "throughput", "ratio", "MPI", "ratio"});
-  }
   std::vector<std::string> limits;
   for (const BenchResult& result : results) {
     lines.push_back({label(result.name, result.params), time_text(result.median_seconds),
@@ -242,9 +256,9 @@ std::string to_text(const BenchContext& context, std::span<const BenchResult> re
                      result.goal <= 0                ? ""
                      : result.reached >= result.goal ? "met"
                                                      : "below"});
-    if (has_more) add_more(result.more, &lines.back());
     add_limit(result.name, result.limit, &limits);
   }
+  add_more(results, &lines);
   return fmt::format("level {}, dot_order {}, peak by {}; goals for {}\n\n{}\n{}",
                      name_of(context.level), name_of(context.dot_order), context.peak.instruction,
                      name_of(context.kind), aligned(lines), fmt::join(limits, ""));
