@@ -70,8 +70,8 @@ std::vector<int64_t> tokens_to_check(std::string_view count, int64_t num_tokens)
 
 CheckResult check_tokens(const ReferenceLayer& reference, const std::vector<int64_t>& tokens,
                          const ConstTensorView& hidden, const PayloadLayout& payload,
-                         const ConstTensorView& topk_idx, const ConstTensorView& output,
-                         Progress& progress) {
+                         bool weights_inside, const ConstTensorView& topk_idx,
+                         const ConstTensorView& output, Progress& progress) {
   progress.begin("check", static_cast<int64_t>(tokens.size()));
   const int64_t width = hidden.dim(1);
   const int64_t top_k = topk_idx.dim(1);
@@ -81,11 +81,11 @@ CheckResult check_tokens(const ReferenceLayer& reference, const std::vector<int6
     const int32_t* const row = topk_idx.as<int32_t>() + token * top_k;
     const std::vector<int32_t> used(row, row + top_k);
     const std::vector<double> routed = routed_values(hidden, payload, token);
-    ReferenceToken expected = reference.run(x, {}, routed);
+    ReferenceToken expected = reference.run(x, {}, routed, weights_inside);
     if (!same_set(expected.experts, used)) {
       if (expected.selection_gap < tie_gap(width)) {
         ++result.ties;
-        expected = reference.run(x, used, routed);
+        expected = reference.run(x, used, routed, weights_inside);
       } else {
         ++result.experts_differ;
         if (result.first_differing_token < 0) result.first_differing_token = token;

@@ -52,7 +52,7 @@ std::vector<int64_t> tokens_to_check(std::string_view count, int64_t num_tokens)
 // hidden, output: [T, H]; topk_idx: int32 [T, K]; all dense.
 CheckResult check_tokens(const ReferenceLayer& reference, const std::vector<int64_t>& tokens,
                          const ConstTensorView& hidden, const PayloadLayout& payload,
-                         const ConstTensorView& topk_idx, const ConstTensorView& output,
-                         Progress& progress);
+                         bool weights_inside, const ConstTensorView& topk_idx,
+                         const ConstTensorView& output, Progress& progress);
 
 }  // namespace argosy::tools

@@ -110,6 +110,7 @@ Result<RunRanksOptions> ranks_options(const RunOptions& options) {
   ARGOSY_ASSIGN_OR_RETURN(ranks.payload, parse_payload(options.payload));
   ranks.max_tokens = options.max_tokens;
   ranks.chunk = options.chunk;
+  ranks.weights_inside = options.weights_inside;
   ranks.backward = options.backward;
   ranks.repeat = options.repeat;
   ranks.simulate = options.simulate;
@@ -176,6 +177,7 @@ RunReport report_of(const RunOptions& options, const Inputs& inputs, const Ranks
   report.mode = options.mode;
   report.taken_mode = name_of(result.reports[0].mode);
   report.payload = is_f32 && options.payload == "bf16" ? "fp32" : options.payload;
+  report.weights_inside = options.weights_inside;
   report.latency_tokens = result.latency_tokens;
   report.waits = result.waits;
   report.rounds = result.reports[0].num_rounds;
@@ -275,8 +277,9 @@ Status judge(const RunOptions& options, const Inputs& inputs, const RanksResult&
     ARGOSY_ASSIGN_OR_RETURN(const BlockFormat payload, parse_payload(options.payload));
     ARGOSY_ASSIGN_OR_RETURN(const PayloadLayout layout,
                             payload_layout(output.dtype, payload, output.dim(1)));
-    report->check = check_tokens(reference, tokens_to_check(options.check, output.dim(0)),
-                                 inputs.hidden.view(), layout, topk_idx, output, progress);
+    report->check =
+        check_tokens(reference, tokens_to_check(options.check, output.dim(0)), inputs.hidden.view(),
+                     layout, options.weights_inside, topk_idx, output, progress);
   }
   if (inputs.captures.has_value()) {
     ARGOSY_ASSIGN_OR_RETURN(const Tensor logits,

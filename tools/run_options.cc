@@ -92,6 +92,8 @@ void add_layer_options(CLI::App& command, RunOptions& options) {
       ->check(whole_number(1, 1 << 20));
   command.add_flag("--chunk", options.chunk,
                    "Latency mode: bring more than --max-tokens tokens in several calls");
+  command.add_flag("--weights-inside", options.weights_inside,
+                   "Multiply routed weights into the activation, not at combine; throughput mode");
   command
       .add_option("--dtype", options.dtype,
                   "Convert the input to this dtype before the run (default: as the file has it)")

@@ -37,6 +37,7 @@ struct RunOptions {
   std::string payload = "bf16";
   std::optional<int64_t> max_tokens;
   bool chunk = false;
+  bool weights_inside = false;
   std::string dtype;
   bool backward = false;
   std::string grad_output;

@@ -116,6 +116,7 @@ Status check_sizes(const RunRanksOptions& options, const RankInput& input) {
   exchange.receive_budget_bytes =
       options.receive_budget_bytes.value_or(exchange.receive_budget_bytes);
   exchange.payload = options.payload;
+  exchange.numbers = options.weights_inside;
   ARGOSY_RETURN_IF_ERROR(size_exchange(exchange, options.num_ranks).error());
   if (options.mode == MoeMode::kThroughput) return {};
   LatencyOptions latency{input.hidden.dtype, config.hidden, config.router.num_experts,
@@ -196,6 +197,7 @@ Result<RankRecord> run_layer(const RunRanksOptions& options, const RankInput& in
   moe.payload = options.payload;
   moe.max_tokens = max_tokens_of(options, input);
   moe.chunk = options.chunk;
+  moe.weights_inside = options.weights_inside;
   moe.training = options.backward;
   const WeightBytes weight_bytes = weight_bytes_of(loaded.weights);
   ARGOSY_ASSIGN_OR_RETURN(

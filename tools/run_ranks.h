@@ -50,6 +50,7 @@ struct RunRanksOptions {
   std::optional<int64_t>
       max_tokens;  // of one rank in latency mode; unset: what the largest share has
   bool chunk = false;
+  bool weights_inside = false;
   bool backward = false;
   int64_t repeat = 1;
   std::string simulate;  // GroupOptions::simulate

@@ -197,6 +197,7 @@ std::optional<Straggler> straggler_of(const RunReport& report) {
 
 std::string mode_text(const RunReport& report) {
   std::string line = fmt::format("mode {}, payload {}", report.mode, report.payload);
+  if (report.weights_inside) line += ", weights inside the activation";
   if (report.mode == "auto") {
     line +=
         fmt::format("; took {}: latency mode is faster up to {} token{} a rank", report.taken_mode,
@@ -294,6 +295,7 @@ Json to_json(const RunReport& report) {
           {"mode", report.mode},
           {"taken_mode", report.taken_mode},
           {"payload", report.payload},
+          {"weights_inside", report.weights_inside},
           {"latency_tokens", report.latency_tokens},
           {"waits", waits_json(report)},
           {"straggler", straggler_json(report)},

@@ -59,6 +59,7 @@ struct RunReport {
   std::string mode;        // asked for
   std::string taken_mode;  // of the last call: throughput or latency
   std::string payload;     // of dispatch
+  bool weights_inside = false;
   int64_t latency_tokens =
       0;  // mode auto: the most tokens of a rank that latency mode is faster for
   std::vector<std::vector<PeerWait>> waits;  // [R] by rank that waited

@@ -42,6 +42,9 @@ struct ExchangeOptions {
   BlockFormat payload = BlockFormat::kUnset;  // of dispatch; kUnset: rows as they are
   // Training: plans may be used again without a count exchange, and every row has a number beside it in both directions.
   bool training = false;
+  bool numbers = false;  // a number beside every row on its way out, without training too
+
+  bool has_numbers() const { return training || numbers; }
 };
 
 // What an Exchange takes of symmetric memory on each rank; planning and creation use this one
@@ -52,7 +55,7 @@ struct ExchangeSize {
   int64_t results_bytes = 0;  // expert rows on their way home
   int64_t flags_bytes = 0;
   int64_t counts_bytes = 0;
-  int64_t numbers_bytes = 0;  // beside the rows, both ways, and statuses; training only
+  int64_t numbers_bytes = 0;  // beside the rows, and statuses of training
   int64_t total_bytes = 0;
 };
 // Errors: kInvalidArgument naming the option.
@@ -65,7 +68,8 @@ struct ReceivedRows {
   ConstTensorView rows;
   std::vector<int64_t> group_offsets;  // [L] first row of each local expert's group
   std::vector<int64_t> group_sizes;    // [L]
-  const float* numbers = nullptr;      // [round_rows] beside the rows; training only
+  const float* numbers =
+      nullptr;  // [round_rows] beside the rows; null without training and numbers
 };
 
 // Results of one call at the token's home rank. Valid until the next issue_counts or issue_reuse.
@@ -131,7 +135,7 @@ class Exchange {
   // Blocks: at most step_deadline, for the peers' buffers when round > 0.
   // in   hidden  [T, H] of the exchange's dtype, unit stride in H; may be reused on return
   // Errors: kStalePlan; kInvalidArgument (shape, dtype, order of calls).
-  // in   numbers [T, K] dense, one beside every row, or null; training only
+  // in   numbers [T, K] dense, one beside every row, or null; where the exchange has them
   Status issue_dispatch(const DispatchPlan& plan, int64_t round, const ConstTensorView& hidden,
                         const float* numbers = nullptr);
   // Blocks until every row of this round for this rank is here. *rows is reused without allocating.

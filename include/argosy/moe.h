@@ -71,6 +71,9 @@ struct MoeOptions {
   int64_t max_receive_rows = -1;         // hard cap per rank and call; -1 = none
   int64_t group_alignment = 1;
   bool training = false;  // forward_train and backward
+  // Routed weights inside the activation (contract 3.5): h = (weight * act(gate)) * up, and combine adds the experts' rows as
+  // they are. A bias of `down` is then added unweighted. Throughput mode, weights and payload as they are.
+  bool weights_inside = false;
   // Buffers to use; null = own ones. Layers that run one after the other on one group may share an
   // Exchange made by them with these options and the layer's sizes.
   std::shared_ptr<Exchange> exchange;

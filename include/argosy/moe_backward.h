@@ -38,7 +38,9 @@ struct TapePolicy {
   Keep preactivation =
       Keep::kSave;       // gate and up before the activation: 2 x S x F fp32; again: one product
   Keep h = Keep::kSave;  // S x F of the hidden dtype; again: the activation
-  Keep results = Keep::kSave;  // expert rows: S x H of the hidden dtype; again: one product
+  // Expert rows: S x H of the hidden dtype; again: one product. Neither kept nor made again with weights inside the
+  // activation, whose gradient does not read them.
+  Keep results = Keep::kSave;
 
   bool operator==(const TapePolicy&) const = default;
 };
@@ -57,7 +59,8 @@ struct TapeShape {
   int64_t hidden = 0, intermediate = 0, num_experts = 0, top_k = 0;
   int64_t shared_intermediate = 0;  // 0: no shared experts
   int num_ranks = 1;
-  int64_t round_rows = 0;  // of a receive buffer: ExchangeSize::round_rows
+  int64_t round_rows = 0;       // of a receive buffer: ExchangeSize::round_rows
+  bool weights_inside = false;  // MoeOptions::weights_inside
   ReplicatedGradients replicated = ReplicatedGradients::kExact;
   // Of a call.
   int64_t num_tokens = 0;     // T of this rank

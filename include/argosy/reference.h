@@ -55,9 +55,10 @@ class ReferenceLayer {
   // One token: hidden [H] in fp64. Weights are the stored values, exactly; no step rounds below
   // fp64. When `experts` is not empty these are used (weights from the gate) instead of the own
   // choice; selection_gap stays that of the own choice. `routed` [H], when not empty, is what the routed experts read in
-  // place of hidden: the row as it travelled. Preconditions: sizes fit, experts in [0, E).
+  // place of hidden: the row as it travelled. `weights_inside` the activation, as MoeOptions has it. Preconditions: sizes fit,
+  // experts in [0, E).
   ReferenceToken run(std::span<const double> hidden, std::span<const int32_t> experts = {},
-                     std::span<const double> routed = {}) const;
+                     std::span<const double> routed = {}, bool weights_inside = false) const;
 
  private:
   struct State;

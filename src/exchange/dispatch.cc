@@ -88,8 +88,8 @@ Status Exchange::issue_dispatch(const DispatchPlan& plan, int64_t round,
         "hidden is {}, the plan and exchange need {} [{}, {}] with unit stride in hidden",
         describe(hidden), name_of(state.options.dtype), plan.num_tokens, state.options.hidden);
   }
-  if (numbers != nullptr && !state.options.training) {
-    return invalid("numbers beside the rows, but the exchange was not made for training");
+  if (numbers != nullptr && !state.options.has_numbers()) {
+    return invalid("numbers beside the rows, but the exchange was made without them");
   }
   if (round > 0) {
     // The buffers I write now held the rows of the round before.
@@ -141,7 +141,7 @@ Status Exchange::wait_dispatch(const DispatchPlan& plan, int64_t round, Received
           ? ConstTensorView(first, DType::kU8, {state.size.round_rows, state.payload_stride})
           : ConstTensorView(first, state.options.dtype,
                             {state.size.round_rows, state.options.hidden});
-  if (state.options.training) {
+  if (state.options.has_numbers()) {
     rows->numbers =
         reinterpret_cast<const float*>(state.group.endpoint().local_ptr(state.row_numbers, 0));
   }

@@ -71,9 +71,10 @@ Result<ExchangeSize> size_exchange(const ExchangeOptions& options, int num_ranks
   size.results_bytes = size.round_rows * row_bytes;
   size.flags_bytes = static_cast<int64_t>(FlagKind::kCount) * num_ranks * kFlagBytes;
   size.counts_bytes = counts_message_bytes(options.num_experts);
+  const int64_t numbers_bytes = size.round_rows * static_cast<int64_t>(sizeof(float));
+  if (options.has_numbers()) size.numbers_bytes += numbers_bytes;
   if (options.training) {
-    size.numbers_bytes = 2 * size.round_rows * static_cast<int64_t>(sizeof(float)) +
-                         int64_t{2} * num_ranks * counts_message_bytes(0);
+    size.numbers_bytes += numbers_bytes + int64_t{2} * num_ranks * counts_message_bytes(0);
   }
   size.total_bytes =
       size.flags_bytes + int64_t{2} * num_ranks * size.counts_bytes + size.numbers_bytes;
@@ -105,6 +106,7 @@ Result<std::unique_ptr<Exchange>> Exchange::create(Group& group, const ExchangeO
       {"exchange.max_receive_rows", fmt::to_string(options.max_receive_rows)},
       {"exchange.group_alignment", fmt::to_string(options.group_alignment)},
       {"exchange.training", options.training ? "yes" : "no"},
+      {"exchange.numbers", options.numbers ? "yes" : "no"},
       {"exchange.payload", options.payload == BlockFormat::kUnset
                                ? std::string("as it is")
                                : std::string(name_of(options.payload))},
@@ -126,9 +128,11 @@ Result<std::unique_ptr<Exchange>> Exchange::create(Group& group, const ExchangeO
   ARGOSY_ASSIGN_OR_RETURN(inner.flags, endpoint.alloc(inner.size.flags_bytes, inner.deadline()));
   ARGOSY_ASSIGN_OR_RETURN(inner.counts, transport::AllGather::create(
                                             endpoint, inner.size.counts_bytes, inner.deadline()));
-  if (options.training) {
-    const int64_t bytes = inner.size.round_rows * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = inner.size.round_rows * static_cast<int64_t>(sizeof(float));
+  if (options.has_numbers()) {
     ARGOSY_ASSIGN_OR_RETURN(inner.row_numbers, endpoint.alloc(bytes, inner.deadline()));
+  }
+  if (options.training) {
     ARGOSY_ASSIGN_OR_RETURN(inner.result_numbers, endpoint.alloc(bytes, inner.deadline()));
     ARGOSY_ASSIGN_OR_RETURN(
         inner.statuses,

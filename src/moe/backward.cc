@@ -159,15 +159,17 @@ Status Backward::restore() {
   up_ = up;
   h_ = h;
   if (policy.rows == Keep::kRecompute) ARGOSY_RETURN_IF_ERROR(dispatch_rows_again());
-  const bool makes_h = policy.h == Keep::kRecompute;
+  bool needs_h = policy.h == Keep::kRecompute;
   if (policy.preactivation == Keep::kRecompute) {
+    // With the weights inside, h comes after them.
+    const bool in_one = needs_h && !layer_.weights_inside;
     ARGOSY_RETURN_IF_ERROR(grouped_gemm_preactivation(gemm, of_slots(rows_), layer_.weights.gate_up,
-                                                      gate, up, makes_h ? h : TensorView()));
-  } else if (makes_h) {
-    ARGOSY_RETURN_IF_ERROR(activation_forward(
-        gemm, {gate_, up_, tape_.plan.group_offsets, tape_.plan.group_sizes, {}}, h));
+                                                      gate, up, in_one ? h : TensorView()));
+    needs_h = needs_h && !in_one;
   }
-  return {};
+  if (!needs_h) return {};
+  return activation_forward(
+      gemm, {gate_, up_, groups.offsets, groups.sizes, tape_.weights_from(0, num_slots())}, h);
 }
 
 // Results of a round's slots. Those that the tape does not have bit by bit come to where the gradients of the rows go next.
@@ -188,11 +190,18 @@ Status Backward::restore_results(int64_t base, int64_t end) {
                       layer_.weights.down, room);
 }
 
-// d_rows = weight * gradient, and the gradient of the weight = gradient . result, beside each row.
-void Backward::weigh_rows(int64_t base, const ReceivedRows& received) {
+// d_rows = weight * gradient, and the gradient of the weight = gradient . result, beside each row. Weights inside the
+// activation: d_rows = gradient.
+Status Backward::weigh_rows(int64_t base, int64_t end) {
+  const ReceivedRows& received = b_.received;
   const DType dtype = layer_.dtype;
   const int64_t h = layer_.shape.hidden;
   const TensorView d_rows = matrix(b_.d_rows, dtype, num_slots(), h);
+  if (layer_.weights_inside) {
+    copy_groups(received.rows, received, h * size_of(dtype), d_rows.row(base));
+    return {};
+  }
+  ARGOSY_RETURN_IF_ERROR(restore_results(base, end));
   float* const d_weights = layer_.exchange->result_numbers();
   for (size_t group = 0; group < received.group_sizes.size(); ++group) {
     const int64_t first = received.group_offsets[group];
@@ -204,6 +213,7 @@ void Backward::weigh_rows(int64_t base, const ReceivedRows& received) {
       d_weights[row] = static_cast<float>(dot_rows(dtype, d_out, results_.row(row), h));
     });
   }
+  return {};
 }
 
 Status Backward::run_round(int64_t round) {
@@ -211,15 +221,15 @@ Status Backward::run_round(int64_t round) {
   Exchange& exchange = *layer_.exchange;
   const DType dtype = layer_.dtype;
   const int64_t h = layer_.shape.hidden, f = layer_.shape.intermediate;
-  ARGOSY_RETURN_IF_ERROR(
-      exchange.issue_dispatch(plan, round, d_output_, tape_.routing.topk_weights.values.data()));
+  ARGOSY_RETURN_IF_ERROR(exchange.issue_dispatch(
+      plan, round, d_output_,
+      layer_.weights_inside ? nullptr : tape_.routing.topk_weights.values.data()));
   ReceivedRows& received = b_.received;
   ARGOSY_RETURN_IF_ERROR(exchange.wait_dispatch(plan, round, &received));
   const int64_t base = round * plan.round_rows;
   const int64_t end = end_of_groups(&received);
   if (end > 0) {
-    ARGOSY_RETURN_IF_ERROR(restore_results(base, end));
-    weigh_rows(base, received);
+    ARGOSY_RETURN_IF_ERROR(weigh_rows(base, end));
     const auto rows_of = [&](AlignedBuffer& buffer, DType type, int64_t cols) {
       return matrix(buffer, type, num_slots(), cols).rows(base, end);
     };
@@ -229,12 +239,13 @@ Status Backward::run_round(int64_t round) {
     const RaggedRows d_rows{rows_of(b_.d_rows, dtype, h), received.group_offsets,
                             received.group_sizes};
     ARGOSY_RETURN_IF_ERROR(grouped_dgrad(layer_.gemm(), d_rows, layer_.weights.down, d_h));
-    const ActivationRows act{gate_.rows(base, end),
-                             up_.rows(base, end),
-                             received.group_offsets,
-                             received.group_sizes,
-                             {}};
-    ARGOSY_RETURN_IF_ERROR(activation_backward(layer_.gemm(), act, d_h, {d_gate, d_up, {}, {}}));
+    const ActivationRows act{gate_.rows(base, end), up_.rows(base, end), received.group_offsets,
+                             received.group_sizes, tape_.weights_from(base, end)};
+    ActivationGradients activation{d_gate, d_up, {}, {}};
+    if (layer_.weights_inside) {
+      activation.d_weights = {exchange.result_numbers(), static_cast<size_t>(end)};
+    }
+    ARGOSY_RETURN_IF_ERROR(activation_backward(layer_.gemm(), act, d_h, activation));
     ARGOSY_RETURN_IF_ERROR(
         grouped_dgrad(layer_.gemm(), {d_gate, received.group_offsets, received.group_sizes}, d_up,
                       layer_.weights.gate_up, exchange.results().rows(0, end)));

@@ -68,7 +68,7 @@ class Backward {
   Status restore();
   Status restore_results(int64_t base, int64_t end);
   Status run_round(int64_t round);
-  void weigh_rows(int64_t base, const ReceivedRows& received);
+  Status weigh_rows(int64_t base, int64_t end);
   Status expert_weight_gradients();
   Status router_gradients();
   void sum_hidden() const;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <numeric>
 
+#include "argosy/gemm_backward.h"
 #include "base/error.h"
 #include "moe/backward.h"
 #include "moe/crossover.h"
@@ -46,6 +47,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
       check_weights(router, weights, options.hidden_dtype, placement, group.rank());
   Status local = checked.error();
   if (local.ok() && options.training) local = check_training(weights, options);
+  if (local.ok() && options.weights_inside) local = check_weights_inside(weights, options);
   if (local.ok() && options.exchange != nullptr) {
     local = check_exchange(group, exchange_options(router, *checked, options), *options.exchange);
   }
@@ -70,6 +72,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
   state->gate = std::move(gate);
   state->mode = options.mode;
   state->chunk = options.chunk;
+  state->weights_inside = options.weights_inside;
   if (options.mode != MoeMode::kLatency) {
     state->exchange = options.exchange;
     if (state->exchange == nullptr) {
@@ -188,6 +191,15 @@ Status MoeLayer::State::run_shared(const ConstTensorView& hidden, const uint8_t*
   return {};
 }
 
+// rows -> h with the rows' weights inside the activation; gate and up in fp32 on the way.
+Status MoeLayer::State::run_inside(const RaggedRows& x, const TensorView& gates,
+                                   const TensorView& ups, const TensorView& h) {
+  ARGOSY_RETURN_IF_ERROR(
+      grouped_gemm_preactivation(gemm(), x, weights.gate_up, gates, ups, TensorView()));
+  const std::span<const float> row_weights(received.numbers, static_cast<size_t>(h.dim(0)));
+  return activation_forward(gemm(), {gates, ups, x.offsets, x.sizes, row_weights}, h);
+}
+
 // rows -> h -> results, for the groups of the round.
 Status MoeLayer::State::run_experts(const ConstTensorView& rows) {
   const int64_t end = end_of_groups(&received);
@@ -200,6 +212,16 @@ Status MoeLayer::State::run_experts(const ConstTensorView& rows) {
     const ScatteredRows encoded{exchange->payload(), row_addresses, received.group_offsets,
                                 received.group_sizes};
     ARGOSY_RETURN_IF_ERROR(grouped_gemm(gemm(), encoded, weights.gate_up, inner_view));
+  } else if (weights_inside) {
+    const int64_t bytes = end * shape.intermediate * size_of(DType::kF32);
+    ARGOSY_RETURN_IF_ERROR(pre_gate.reserve(bytes));
+    ARGOSY_RETURN_IF_ERROR(pre_up.reserve(bytes));
+    const auto view = [&](AlignedBuffer& buffer) {
+      return TensorView(buffer.data(), DType::kF32, {end, shape.intermediate});
+    };
+    ARGOSY_RETURN_IF_ERROR(
+        run_inside({rows.rows(0, end), received.group_offsets, received.group_sizes},
+                   view(pre_gate), view(pre_up), inner_view));
   } else {
     ARGOSY_RETURN_IF_ERROR(
         grouped_gemm(gemm(), {rows.rows(0, end), received.group_offsets, received.group_sizes},
@@ -212,7 +234,9 @@ Status MoeLayer::State::run_experts(const ConstTensorView& rows) {
 Status MoeLayer::State::run_rounds(const ConstTensorView& hidden, const CombineInput& input,
                                    const TensorView& output) {
   for (int64_t round = 0; round < dispatch_plan.num_rounds; ++round) {
-    ARGOSY_RETURN_IF_ERROR(exchange->issue_dispatch(dispatch_plan, round, hidden));
+    ARGOSY_RETURN_IF_ERROR(
+        exchange->issue_dispatch(dispatch_plan, round, hidden,
+                                 weights_inside ? routing.topk_weights.values.data() : nullptr));
     ARGOSY_RETURN_IF_ERROR(exchange->wait_dispatch(dispatch_plan, round, &received));
     timeline.lap(MoeStage::kDispatch, round);
     ARGOSY_RETURN_IF_ERROR(tape != nullptr ? run_experts_kept(received.rows, round)
@@ -245,8 +269,11 @@ Status MoeLayer::State::run(const Status& local, const ConstTensorView& hidden, 
   if (step.ok() && tape != nullptr) ARGOSY_RETURN_IF_ERROR(agree_on_tape(mask));
   timeline.lap(MoeStage::kCounts);
   if (step.ok()) {
-    input.topk_weights = ConstTensorView(routing.topk_weights.values.data(), DType::kF32,
-                                         {routing.num_tokens, routing.top_k});
+    routing.topk_weights.applied = weights_inside;
+    if (weights_inside) ones.assign(routing.topk_weights.values.size(), 1.0f);
+    input.topk_weights =
+        ConstTensorView(weights_inside ? ones.data() : routing.topk_weights.values.data(),
+                        DType::kF32, {routing.num_tokens, routing.top_k});
     input.mask = mask;
     step = run_rounds(hidden, input, output);
   }

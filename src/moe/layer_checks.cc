@@ -134,6 +134,19 @@ Status check_training(const MoeWeights& weights, const MoeOptions& options) {
   return {};
 }
 
+Status check_weights_inside(const MoeWeights& weights, const MoeOptions& options) {
+  const auto unsupported = [](const char* what) {
+    return base::error(StatusCode::kUnsupported,
+                       "weights inside the activation {} are not there yet", what);
+  };
+  if (options.mode != MoeMode::kThroughput) return unsupported("in latency mode");
+  if (options.payload != BlockFormat::kUnset) return unsupported("with a quantised payload");
+  if (weights.gate_up.format() != BlockFormat::kUnset) {
+    return unsupported("with quantised weights");
+  }
+  return {};
+}
+
 ExchangeOptions exchange_options(const RouterSpec& router, const LayerShape& shape,
                                  const MoeOptions& options) {
   ExchangeOptions wanted;
@@ -146,6 +159,7 @@ ExchangeOptions exchange_options(const RouterSpec& router, const LayerShape& sha
   wanted.group_alignment = options.group_alignment;
   wanted.payload = options.payload;
   wanted.training = options.training;
+  wanted.numbers = options.weights_inside;
   return wanted;
 }
 
@@ -207,6 +221,7 @@ Status check_exchange(const Group& group, const ExchangeOptions& wanted, const E
     return differs("group_alignment", have.group_alignment, wanted.group_alignment);
   }
   if (have.training != wanted.training) return differs("training", have.training, wanted.training);
+  if (have.numbers != wanted.numbers) return differs("numbers", have.numbers, wanted.numbers);
   return {};
 }
 
@@ -249,6 +264,7 @@ std::vector<Setting> layer_settings(const RouterSpec& router, const MoeWeights& 
       {"layer.hidden_dtype", std::string(name_of(options.hidden_dtype))},
       {"layer.mode", name_of(options.mode)},
       {"layer.training", options.training ? "yes" : "no"},
+      {"layer.weights_inside", options.weights_inside ? "yes" : "no"},
       {"layer.payload", payload_text(options.payload)},
       {"layer.max_tokens", fmt::to_string(options.max_tokens)},
       {"layer.chunk", options.chunk ? "yes" : "no"},

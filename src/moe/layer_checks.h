@@ -18,6 +18,8 @@ Result<LayerShape> check_weights(const RouterSpec& router, const MoeWeights& wei
 
 // Whether a layer with these weights and options can be trained. Errors: kUnsupported.
 Status check_training(const MoeWeights& weights, const MoeOptions& options);
+// kUnsupported for what MoeOptions::weights_inside cannot be had with.
+Status check_weights_inside(const MoeWeights& weights, const MoeOptions& options);
 
 // What the layer asks of its exchange.
 ExchangeOptions exchange_options(const RouterSpec& router, const LayerShape& shape,

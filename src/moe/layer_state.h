@@ -52,6 +52,8 @@ struct MoeLayer::State : ForwardBuffers {
   MoeMode mode = MoeMode::kThroughput;
   std::shared_ptr<LatencyExchange> latency;
   bool chunk = false;
+  bool weights_inside = false;
+  std::vector<float> ones;     // [T, K] what combine weighs with when the weights are inside
   int64_t latency_tokens = 0;  // kAuto: the most tokens of a rank that latency mode is faster for
   LatencyRows latency_rows;
   Routing part;                          // of the routing, for one of several calls
@@ -73,6 +75,8 @@ struct MoeLayer::State : ForwardBuffers {
   Status take_routing(const ConstTensorView& hidden, const ConstTensorView& topk_idx,
                       const ConstTensorView& topk_weights);
   Status run_shared(const ConstTensorView& hidden, const uint8_t* mask, CombineInput* input);
+  Status run_inside(const RaggedRows& x, const TensorView& gates, const TensorView& ups,
+                    const TensorView& h);
   Status run_experts(const ConstTensorView& rows);
   // training.cc
   TapeShape tape_shape() const;

@@ -236,19 +236,23 @@ double activate(const Activation& activation, double gate, double up) {
 // `matrices` has gate, up and down: the expert itself, or its quantised ones.
 template <typename Matrices>
 std::vector<double> run_expert(const Matrices& matrices, const ExpertTensors& expert,
-                               const Activation& activation, std::span<const double> hidden) {
+                               const Activation& activation, double weight,
+                               std::span<const double> hidden) {
   std::vector<double> inner = multiply_add(matrices.gate, expert.gate_bias, hidden);
   const std::vector<double> up = multiply_add(matrices.up, expert.up_bias, hidden);
-  for (size_t i = 0; i < inner.size(); ++i) inner[i] = activate(activation, inner[i], up[i]);
+  for (size_t i = 0; i < inner.size(); ++i) {
+    inner[i] = weight * activate(activation, inner[i], up[i]);
+  }
   return multiply_add(matrices.down, expert.down_bias, inner);
 }
 
+// `weight` inside the activation.
 std::vector<double> run_expert(const ExpertTensors& expert, const Activation& activation,
-                               std::span<const double> hidden) {
+                               double weight, std::span<const double> hidden) {
   if (expert.quantised.has_value()) {
-    return run_expert(*expert.quantised, expert, activation, hidden);
+    return run_expert(*expert.quantised, expert, activation, weight, hidden);
   }
-  return run_expert(expert, expert, activation, hidden);
+  return run_expert(expert, expert, activation, weight, hidden);
 }
 
 }  // namespace
@@ -314,7 +318,7 @@ Result<ReferenceLayer> ReferenceLayer::open(const std::string& dir, int64_t laye
 }
 
 ReferenceToken ReferenceLayer::run(std::span<const double> hidden, std::span<const int32_t> experts,
-                                   std::span<const double> routed) const {
+                                   std::span<const double> routed, bool weights_inside) const {
   const State& layer = *state_;
   ARGOSY_CHECK(static_cast<int64_t>(hidden.size()) == layer.config.hidden,
                "hidden has {} values, the layer has {}", hidden.size(), layer.config.hidden);
@@ -335,7 +339,7 @@ ReferenceToken ReferenceLayer::run(std::span<const double> hidden, std::span<con
 
   token.output.assign(hidden.size(), 0.0);
   if (layer.shared.shared.has_value()) {
-    token.output = run_expert(*layer.shared.shared, layer.config.activation, hidden);
+    token.output = run_expert(*layer.shared.shared, layer.config.activation, 1.0, hidden);
     if (!layer.shared.shared_gate.empty()) {
       const double scale = sigmoid(multiply(layer.shared.shared_gate, hidden)[0]);
       for (double& value : token.output) value *= scale;
@@ -343,9 +347,11 @@ ReferenceToken ReferenceLayer::run(std::span<const double> hidden, std::span<con
   }
   const std::span<const double> travelled = routed.empty() ? hidden : routed;
   for (size_t k = 0; k < token.experts.size(); ++k) {
+    const double inside = weights_inside ? token.weights[k] : 1.0;
+    const double outside = weights_inside ? 1.0 : token.weights[k];
     const std::vector<double> row = run_expert(layer.experts[static_cast<size_t>(token.experts[k])],
-                                               layer.config.activation, travelled);
-    for (size_t i = 0; i < row.size(); ++i) token.output[i] += token.weights[k] * row[i];
+                                               layer.config.activation, inside, travelled);
+    for (size_t i = 0; i < row.size(); ++i) token.output[i] += outside * row[i];
   }
   return token;
 }

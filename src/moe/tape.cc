@@ -54,7 +54,7 @@ const TapeShape& MoeTape::shape() const { return state_->shape; }
 
 int64_t MoeTape::num_bytes() const {
   const State& s = *state_;
-  int64_t bytes = s.logits.size_bytes();
+  int64_t bytes = s.logits.size_bytes() + s.weights.size_bytes();
   for (const KeptMatrix* const kept : {&s.rows, &s.gate, &s.up, &s.h, &s.results}) {
     bytes += kept->own.size_bytes();
   }
@@ -92,11 +92,12 @@ Status MoeTape::State::reserve() {
     Keep keep;
     DType dtype;
     int64_t cols;
-  } all[] = {{rows, policy.rows, shape.dtype, wide},
-             {gate, policy.preactivation, DType::kF32, inner},
-             {up, policy.preactivation, DType::kF32, inner},
-             {h, policy.h, shape.dtype, inner},
-             {results, policy.results, shape.dtype, wide}};
+  } all[] = {
+      {rows, policy.rows, shape.dtype, wide},
+      {gate, policy.preactivation, DType::kF32, inner},
+      {up, policy.preactivation, DType::kF32, inner},
+      {h, policy.h, shape.dtype, inner},
+      {results, shape.weights_inside ? Keep::kRecompute : policy.results, shape.dtype, wide}};
   const int64_t need = size_tape(policy, shape).offload_bytes;
   if (need > static_cast<int64_t>(offload.size())) {
     return base::error(StatusCode::kCapacity,
@@ -109,6 +110,7 @@ Status MoeTape::State::reserve() {
   }
   ARGOSY_RETURN_IF_ERROR(
       logits.reserve(shape.num_tokens * shape.num_experts * size_of(DType::kF32)));
+  if (shape.weights_inside) ARGOSY_RETURN_IF_ERROR(weights.reserve(s * size_of(DType::kF32)));
   std::byte* free = offload.data();
   for (const auto& one : all) {
     KeptMatrix& matrix = one.matrix;

@@ -42,11 +42,17 @@ struct MoeTape::State {
   Routing routing;
   std::vector<uint8_t> mask;  // [T] or empty
   AlignedBuffer logits;       // fp32 [T, E]
+  AlignedBuffer weights;      // fp32 [S], of the rows, where these are inside the activation
   KeptMatrix rows;            // [S, H]
   KeptMatrix gate, up;        // fp32 [S, F]
   KeptMatrix h;               // [S, F]
   KeptMatrix results;         // [S, H]
 
+  // Of slots from `base` on; empty where combine applies them.
+  std::span<const float> weights_from(int64_t base, int64_t count) const {
+    if (!shape.weights_inside) return {};
+    return {reinterpret_cast<const float*>(weights.data()) + base, static_cast<size_t>(count)};
+  }
   const uint8_t* mask_or_null() const { return mask.empty() ? nullptr : mask.data(); }
 
   // Gives every tensor its place for `shape`. Errors: kCapacity, kInvalidArgument for the caller's buffer; kOutOfMemory.

@@ -27,8 +27,10 @@ std::array<BufferNeed, 7> forward_needs(ForwardBuffers& b, const TapePolicy& pol
   const int64_t t = shape.num_tokens, f = shape.intermediate, fs = shape.shared_intermediate;
   const int64_t element = size_of(shape.dtype);
   const int64_t rows = std::min(shape.num_slots, shape.round_rows);
-  // Gate and up are rounded to FP8 after a round; made again, they stay inside the product.
-  const int64_t pre = policy.preactivation == Keep::kFp8 ? rows * f * kF32 : 0;
+  // Gate and up are rounded to FP8 after a round; made again, they stay inside the product, unless the weights come between.
+  const bool pass = policy.preactivation == Keep::kFp8 ||
+                    (policy.preactivation == Keep::kRecompute && shape.weights_inside);
+  const int64_t pre = pass ? rows * f * kF32 : 0;
   return {{{&b.logits, t * shape.num_experts * kF32},
            {&b.inner, again(policy.h) * rows * f * element},
            {&b.pre_gate, pre},
@@ -97,7 +99,11 @@ TapeSize size_tape(const TapePolicy& policy, const TapeShape& shape) {
   add(policy.preactivation, DType::kF32, shape.intermediate);
   add(policy.preactivation, DType::kF32, shape.intermediate);
   add(policy.h, shape.dtype, shape.intermediate);
-  add(policy.results, shape.dtype, shape.hidden);
+  if (shape.weights_inside) {
+    size.tape_bytes += whole_lines(shape.num_slots * kF32);
+  } else {
+    add(policy.results, shape.dtype, shape.hidden);
+  }
   ForwardBuffers forward;
   BackwardBuffers backward;
   size.forward_bytes = needed_bytes(forward_needs(forward, policy, shape));
@@ -118,6 +124,7 @@ TapeShape MoeLayer::State::tape_shape() const {
   made.top_k = router.top_k;
   made.shared_intermediate = shape.shared_intermediate;
   made.num_ranks = group.num_ranks();
+  made.weights_inside = weights_inside;
   if (exchange != nullptr) made.round_rows = exchange->size().round_rows;
   return made;
 }

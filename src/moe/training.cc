@@ -76,6 +76,11 @@ Status State::run_experts_kept(const ConstTensorView& rows, int64_t round) {
   const int64_t base = round * dispatch_plan.round_rows;
   ThreadPool* const pool = &group.pool();
   ARGOSY_RETURN_IF_ERROR(keep_groups(rows.rows(0, end), received, base, pool, &t.rows));
+  if (weights_inside) {
+    const ConstTensorView row_weights(received.numbers, DType::kF32, {end, 1});
+    copy_groups(row_weights, received, sizeof(float),
+                t.weights.data() + base * size_of(DType::kF32));
+  }
   // Straight to its place where it is kept as it is.
   const auto room = [&](const KeptMatrix& kept, AlignedBuffer& passing) {
     return kept.is_plain() ? kept.plain().rows(base, end)
@@ -83,11 +88,13 @@ Status State::run_experts_kept(const ConstTensorView& rows, int64_t round) {
   };
   const TensorView h = room(t.h, inner);
   const RaggedRows x{rows.rows(0, end), received.group_offsets, received.group_sizes};
-  if (t.policy.preactivation == Keep::kRecompute) {
+  if (t.policy.preactivation == Keep::kRecompute && !weights_inside) {
     ARGOSY_RETURN_IF_ERROR(grouped_gemm(gemm(), x, weights.gate_up, h));
   } else {
     const TensorView gates = room(t.gate, pre_gate), ups = room(t.up, pre_up);
-    ARGOSY_RETURN_IF_ERROR(grouped_gemm_preactivation(gemm(), x, weights.gate_up, gates, ups, h));
+    ARGOSY_RETURN_IF_ERROR(
+        weights_inside ? run_inside(x, gates, ups, h)
+                       : grouped_gemm_preactivation(gemm(), x, weights.gate_up, gates, ups, h));
     if (t.policy.preactivation == Keep::kFp8) {
       ARGOSY_RETURN_IF_ERROR(keep_groups(gates, received, base, pool, &t.gate));
       ARGOSY_RETURN_IF_ERROR(keep_groups(ups, received, base, pool, &t.up));

@@ -33,7 +33,7 @@ struct Gradients {
   std::vector<float> gate, gate_bias, expert_gate, expert_up, expert_down;
   std::vector<float> expert_gate_bias, expert_up_bias, expert_down_bias;
   std::vector<float> shared_gate, shared_up, shared_down, shared_scale, topk_weights;
-  std::vector<std::byte> hidden;
+  std::vector<std::byte> output, hidden;
   double norm = 0;
 
   bool operator==(const Gradients&) const = default;
@@ -103,6 +103,7 @@ inline Gradients run_backward(const NaiveLayer& layer, const Matrix& hidden, con
         MoeOptions options;
         options.hidden_dtype = layer.dtype;
         options.training = true;
+        options.weights_inside = layer.weights_inside;
         options.receive_budget_bytes = setup.budget_rows * layer.hidden * size_of(layer.dtype);
         options.group_alignment = setup.alignment;
         Result<std::unique_ptr<MoeLayer>> moe =
@@ -129,6 +130,7 @@ inline Gradients run_backward(const NaiveLayer& layer, const Matrix& hidden, con
                                                 mask == nullptr ? nullptr : mask + first,
                                                 output.view(), &tape, nullptr);
           ASSERT_TRUE(status.ok()) << status.to_string();
+          mine.output.assign(output.bytes().begin(), output.bytes().end());
           status = (*moe)->backward(tape, input.view().rows(first, count),
                                     d_out.view().rows(first, count), extra, g);
           ASSERT_TRUE(status.ok()) << status.to_string();
@@ -163,6 +165,7 @@ inline Gradients run_backward(const NaiveLayer& layer, const Matrix& hidden, con
     append(one.expert_up_bias, &all.expert_up_bias);
     append(one.expert_down_bias, &all.expert_down_bias);
     append(one.topk_weights, &all.topk_weights);
+    all.output.insert(all.output.end(), one.output.begin(), one.output.end());
     all.hidden.insert(all.hidden.end(), one.hidden.begin(), one.hidden.end());
   }
   return all;

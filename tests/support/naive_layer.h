@@ -39,6 +39,7 @@ struct NaiveLayer {
   std::vector<NaiveExpert> experts;
   std::vector<NaiveExpert> shared;  // none or one
   Matrix shared_gate;               // rows 0 or 1
+  bool weights_inside = false;      // the activation
 };
 
 inline Matrix random_matrix(std::mt19937_64& random, int64_t rows, int64_t columns, float scale,
@@ -197,13 +198,17 @@ inline float naive_round(const NaiveLayer& layer, float value) {
   return layer.dtype == DType::kBF16 ? BFloat16::from_float(value).to_float() : value;
 }
 
-inline float naive_activation(const Activation& activation, float gate, float up) {
-  if (activation.kind == ActivationKind::kSwiGlu) return numeric::silu_f32(gate) * up;
-  return numeric::clamped_swiglu_f32(gate, up, activation.limit, activation.alpha);
+inline float naive_activation(const Activation& activation, float gate, float up, float weight) {
+  if (activation.kind == ActivationKind::kSwiGlu) return (weight * numeric::silu_f32(gate)) * up;
+  const float limit = activation.limit;
+  const float g = gate > limit ? limit : gate;
+  const float a = weight * (g * numeric::sigmoid_f32(activation.alpha * g));
+  return std::fma(a, up > limit ? limit : (up < -limit ? -limit : up), a);
 }
 
+// `weight` inside the activation.
 inline std::vector<float> naive_expert(const NaiveLayer& layer, const NaiveExpert& expert,
-                                       const float* x) {
+                                       const float* x, float weight = 1.0f) {
   const int64_t width = expert.gate.rows;
   std::vector<float> inner(static_cast<size_t>(width));
   const auto add = [](float product, const std::vector<float>& bias, int64_t i) {
@@ -214,7 +219,7 @@ inline std::vector<float> naive_expert(const NaiveLayer& layer, const NaiveExper
         add(naive_dot(layer, x, expert.gate.row(i), layer.hidden), expert.gate_bias, i);
     const float up = add(naive_dot(layer, x, expert.up.row(i), layer.hidden), expert.up_bias, i);
     inner[static_cast<size_t>(i)] =
-        naive_round(layer, naive_activation(layer.activation, gate, up));
+        naive_round(layer, naive_activation(layer.activation, gate, up, weight));
   }
   std::vector<float> row(static_cast<size_t>(layer.hidden));
   for (int64_t i = 0; i < layer.hidden; ++i) {
@@ -240,8 +245,11 @@ inline std::vector<float> naive_token(const NaiveLayer& layer, const float* x,
   for (int64_t k = 0; k < layer.router.top_k; ++k) {
     if (experts[k] < 0) continue;
     const std::vector<float> row =
-        naive_expert(layer, layer.experts[static_cast<size_t>(experts[k])], x);
-    for (size_t i = 0; i < hidden; ++i) acc[i] = std::fma(weights[k], row[i], acc[i]);
+        naive_expert(layer, layer.experts[static_cast<size_t>(experts[k])], x,
+                     layer.weights_inside ? weights[k] : 1.0f);
+    for (size_t i = 0; i < hidden; ++i) {
+      acc[i] = layer.weights_inside ? acc[i] + row[i] : std::fma(weights[k], row[i], acc[i]);
+    }
   }
   for (float& value : acc) value = naive_round(layer, value);
   return acc;
