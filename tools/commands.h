@@ -15,5 +15,6 @@ void add_route_command(CLI::App& app, int* exit_code);
 void add_quantise_command(CLI::App& app, int* exit_code);
 void add_launch_command(CLI::App& app, int* exit_code);
 void add_bench_command(CLI::App& app, int* exit_code);
+void add_memory_command(CLI::App& app, int* exit_code);
 
 }  // namespace argosy::tools

@@ -1,4 +1,4 @@
-// argosy: info, run, route, quantise, launch and bench by one command line.
+// argosy: info, run, route, quantise, launch, bench and memory by one command line.
 //
 // Exit codes: 0 done and all checks held; 1 a check failed; 2 bad usage or input; 3 a rank was lost
 // or a deadline passed. Test: tests/cli/.
@@ -57,13 +57,14 @@ int main(int argc, char** argv) {
   add_quantise_command(app, &exit_code);
   add_launch_command(app, &exit_code);
   add_bench_command(app, &exit_code);
+  add_memory_command(app, &exit_code);
   // CLI11 would only say that a subcommand is missing.
   if (argc > 1 && argv[1][0] != '-') {
     const std::string word = argv[1];
     const auto named = [&](const CLI::App* command) { return command->get_name() == word; };
     if (app.get_subcommands(named).empty()) {
       print_error("'" + word +
-                  "' is no command; there are info, run, route, quantise, launch, bench");
+                  "' is no command; there are info, run, route, quantise, launch, bench, memory");
       return kExitBadInput;
     }
   }

@@ -178,13 +178,13 @@ class MoeLayer {
 
   // Gradients of the call that filled the tape, for d_output = the gradient of its output.
   //
-  // Collective: yes; the tapes of one call, the same gradients asked for on every rank. Blocks: at most step_deadline per
+  // Collective: yes; the tapes of one call, the same gradients asked for on every rank (refused). Blocks: at most step_deadline per
   // exchange step. Allocates: when T or S grow.
   // in   hidden    as given to forward_train
   // in   d_output  [T, H] of hidden_dtype, unit stride in H; rows of masked tokens are never read
   // in   d_logits  fp32 [T, E] dense, added to the gradient of the router's logits (losses), or unset
   // Errors, the same on every rank where they concern its input: kInvalidArgument (shapes, dtypes), kStalePlan for a tape of
-  // another layer, group or shape; the group stays usable. kTimeout, kPeerLost, kAborted.
+  // another layer, group or shape, kNonFinite where that was asked for; the group stays usable. kTimeout, kPeerLost, kAborted.
   Status backward(const MoeTape& tape, const ConstTensorView& hidden,
                   const ConstTensorView& d_output, const ConstTensorView& d_logits,
                   const MoeGradients& gradients);

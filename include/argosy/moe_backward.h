@@ -111,6 +111,12 @@ class MoeTape {
   std::unique_ptr<State> state_;
 };
 
+// NaN or Inf in a gradient of an expert's row, or of the weight beside it.
+enum class NonFiniteGradients : uint8_t {
+  kPass,   // it goes where it goes
+  kError,  // kNonFinite on every rank, naming expert and row; before weight gradients are written
+};
+
 // Where gradients go. A view without dtype is not computed. Weight gradients are fp32, dense, and those of what every rank
 // holds are sums over all ranks, the same on each.
 struct MoeGradients {
@@ -128,6 +134,7 @@ struct MoeGradients {
   // Weight gradients are added to what the buffers hold, last and once, instead of written.
   bool accumulate = false;
   ReplicatedGradients replicated = ReplicatedGradients::kExact;
+  NonFiniteGradients nonfinite = NonFiniteGradients::kPass;
 };
 
 // sqrt of the sum of squares of all gradients of a layer: experts of all ranks, replicated ones once. fp64, in rank order.

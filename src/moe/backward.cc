@@ -2,9 +2,13 @@
 // beside them; gradients of rows and weights come home. Contract 3.5. Test: tests/moe/backward_test.cc.
 #include "moe/backward.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "argosy/bfloat16.h"
 #include "argosy/router_backward.h"
@@ -250,8 +254,69 @@ Status Backward::run_round(int64_t round) {
         grouped_dgrad(layer_.gemm(), {d_gate, received.group_offsets, received.group_sizes}, d_up,
                       layer_.weights.gate_up, exchange.results().rows(0, end)));
   }
+  if (out_.nonfinite == NonFiniteGradients::kError) find_nonfinite(round);
   ARGOSY_RETURN_IF_ERROR(exchange.issue_combine(plan, round));
   return exchange.wait_returned(plan, round, &b_.returned);
+}
+
+// Rows are in order of experts, so the first one met is the first of this rank.
+void Backward::find_nonfinite(int64_t round) {
+  const DispatchPlan& plan = tape_.plan;
+  const ReceivedRows& received = b_.received;
+  const int64_t h = layer_.shape.hidden;
+  const TensorView rows = layer_.exchange->results();
+  const float* const numbers = layer_.exchange->result_numbers();
+  const auto num_ranks = static_cast<size_t>(plan.num_ranks);
+  for (size_t group = 0; group < received.group_sizes.size() && nonfinite_.ok(); ++group) {
+    const int64_t begin = received.group_offsets[group];
+    for (int64_t row = begin; row < begin + received.group_sizes[group]; ++row) {
+      bool is_finite = std::isfinite(numbers[row]);
+      for (int64_t i = 0; i < h && is_finite; ++i) {
+        is_finite = std::isfinite(value_at(layer_.dtype, rows.row(row), i));
+      }
+      if (is_finite) continue;
+      const int64_t in_group = round * plan.round_rows + row - plan.group_offsets[group];
+      int64_t of_source = in_group;
+      size_t source = 0;
+      while (of_source >= plan.source_rows[group * num_ranks + source]) {
+        of_source -= plan.source_rows[group * num_ranks + source++];
+      }
+      const int64_t expert =
+          layer_.exchange->placement().begin(plan.rank) + static_cast<int64_t>(group);
+      nonfinite_ =
+          base::error(StatusCode::kNonFinite,
+                      "the gradient of expert {}'s row {} of {} (row {} of those from rank "
+                      "{}) is not finite",
+                      expert, in_group, plan.group_sizes[group], of_source, source);
+      return;
+    }
+  }
+}
+
+// All rows have moved by now. Those that came home stay valid: who owns them writes there again only after this rank's next
+// call has begun.
+Status Backward::agree_on_finite() {
+  if (out_.nonfinite == NonFiniteGradients::kPass) return {};
+  ARGOSY_RETURN_IF_ERROR(layer_.exchange->issue_reuse(nonfinite_, tape_.plan));
+  return layer_.exchange->wait_reuse();
+}
+
+std::string Backward::asked_for() const {
+  std::string words =
+      fmt::format("backward of call {}, {}, non-finite {}, for", tape_.call,
+                  out_.replicated == ReplicatedGradients::kExact ? "exact" : "reduced",
+                  out_.nonfinite == NonFiniteGradients::kPass ? "pass" : "error");
+  const std::pair<const char*, const TensorView&> shared[] = {
+      {" d_gate", out_.d_gate},
+      {" d_gate_bias", out_.d_gate_bias},
+      {" d_shared_gate", out_.d_shared_gate},
+      {" d_shared_up", out_.d_shared_up},
+      {" d_shared_down", out_.d_shared_down},
+      {" d_shared_scale", out_.d_shared_scale}};
+  for (const auto& [name, view] : shared) {
+    if (view.dtype != DType::kUnset) words += name;
+  }
+  return words;
 }
 
 Status Backward::expert_weight_gradients() {
@@ -362,6 +427,7 @@ Status Backward::run() {
   for (int64_t round = 0; round < tape_.plan.num_rounds; ++round) {
     ARGOSY_RETURN_IF_ERROR(run_round(round));
   }
+  ARGOSY_RETURN_IF_ERROR(agree_on_finite());
   ARGOSY_RETURN_IF_ERROR(expert_weight_gradients());
   ARGOSY_RETURN_IF_ERROR(take_valid_tokens());
   ARGOSY_RETURN_IF_ERROR(router_gradients());

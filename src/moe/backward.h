@@ -1,6 +1,7 @@
 // The insides of MoeLayer::backward: one call's buffers and steps. Test: tests/moe/backward_test.cc.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "argosy/gemm_backward.h"
@@ -53,6 +54,8 @@ class Backward {
   Status check() const;
   // Its buffers, likewise.
   Status reserve();
+  // What must be the same on every rank, in words.
+  std::string asked_for() const;
   // After all ranks agreed that theirs is fine.
   Status run();
 
@@ -69,6 +72,8 @@ class Backward {
   Status restore_results(int64_t base, int64_t end);
   Status run_round(int64_t round);
   Status weigh_rows(int64_t base, int64_t end);
+  void find_nonfinite(int64_t round);
+  Status agree_on_finite();
   Status expert_weight_gradients();
   Status router_gradients();
   void sum_hidden() const;
@@ -91,6 +96,7 @@ class Backward {
   const MoeGradients& out_;
   BackwardBuffers& b_;
   ConstTensorView rows_, gate_, up_, h_;  // of all slots, kept or made again
+  Status nonfinite_;                      // the first row that is
   ConstTensorView results_;               // of the round's slots
 };
 

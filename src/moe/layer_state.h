@@ -61,7 +61,8 @@ struct MoeLayer::State : ForwardBuffers {
   std::vector<int64_t> received_before;  // [L] latency->stats() before the call
 
   // Training; null where the layer was not made for it.
-  uint64_t id = 0;  // of this layer in this process
+  uint64_t id = 0;         // of this layer in this process
+  uint64_t num_tapes = 0;  // filled so far, or found too small
   std::unique_ptr<BackwardBuffers> backward;
   std::unique_ptr<RowGather> row_gather;
   MoeTape::State* tape = nullptr;  // of the forward under way

@@ -37,6 +37,7 @@ struct MoeTape::State {
   bool is_filled = false;
   bool has_gate = false;  // the layer's own routing, whose logits are there
   uint64_t layer = 0;     // which MoeLayer filled it
+  uint64_t call = 0;      // and in which of its calls, the same number on every rank
   TapeShape shape;
   DispatchPlan plan;
   Routing routing;

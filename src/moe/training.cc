@@ -41,6 +41,7 @@ Status State::prepare_tape(const uint8_t* mask) {
   MoeTape::State& t = *tape;
   t.is_filled = false;
   t.layer = id;
+  t.call = ++num_tapes;
   t.shape = tape_shape();
   t.shape.num_tokens = routing.num_tokens;
   t.shape.global_tokens =
@@ -141,11 +142,11 @@ Status MoeLayer::backward(const MoeTape& tape, const ConstTensorView& hidden,
   Backward call(state, tape.state(), hidden, d_output, d_logits, gradients);
   Status local = call.check();
   if (local.ok()) local = call.reserve();
-  ARGOSY_RETURN_IF_ERROR(state.exchange->issue_reuse(local, tape.state().plan));
+  ARGOSY_RETURN_IF_ERROR(state.exchange->issue_reuse(local, tape.state().plan, call.asked_for()));
   ARGOSY_RETURN_IF_ERROR(state.exchange->wait_reuse());
   Status status = call.run();
-  // Past the agreement a failure is this rank's alone.
-  if (!status.ok()) state.group.abort(status);
+  // Past the agreement a failure is this rank's alone, but for what was agreed on again.
+  if (!status.ok() && status.code() != StatusCode::kNonFinite) state.group.abort(status);
   return status;
 }
 

@@ -60,6 +60,18 @@ TEST(Modes, EveryRankNumberAndTransportOnOneLayer) {
   EXPECT_EQ(chunked["rounds"], 3);
 }
 
+// Held against the fp64 reference, which puts them there too: gpt-oss has a bias behind them.
+TEST(Modes, WeightsInsideTheActivation) {
+  for (const char* const model : {"qwen2_moe_tiny", "gpt_oss_tiny"}) {
+    const CapturedLayer layer{model, 0, "f32"};
+    const json one = run_with(layer, {"--weights-inside", "--check", "all"});
+    EXPECT_EQ(one["weights_inside"], true);
+    const json many = run_with(layer, {"--weights-inside", "--ranks", "3", "--transport", "shm"});
+    EXPECT_EQ(many["digest"], one["digest"]);
+    EXPECT_NE(run_with(layer, {})["digest"], one["digest"]);
+  }
+}
+
 // Contract 3: the same bits for the same payload in both modes; the reference sees what travelled, so bf16's tolerance
 // holds, and captures within that of the format.
 TEST(Modes, PayloadsAgreeInBothModesAndWithTheReference) {

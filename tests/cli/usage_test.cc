@@ -36,7 +36,7 @@ Words run_with(const Words& more) { return run_arguments("mixtral_tiny", 0, "f32
 TEST(Usage, BadCommandLinesAreRefusedByName) {
   const std::vector<BadUsage> table = {
       {{}, {"subcommand"}},
-      {{"sail"}, {"'sail'", "info, run, route, quantise, launch, bench"}},
+      {{"sail"}, {"'sail'", "info, run, route, quantise, launch, bench, memory"}},
       {{"info", "--colour"}, {"--colour"}},
       {{"run"}, {"--"}},
       {{"route", "--preset", "mixtral"}, {"--"}},

@@ -123,6 +123,7 @@ class OneLayer {
     MoeOptions options;
     options.hidden_dtype = layer.dtype;
     options.training = true;
+    options.weights_inside = layer.weights_inside;
     options.group_alignment = 4;
     options.receive_budget_bytes = budget_rows * layer.hidden * size_of(layer.dtype);
     moe = std::move(*MoeLayer::create(
@@ -153,6 +154,7 @@ struct SizeCase {
   bool shared = false;
   int64_t budget_rows = 100000;
   ReplicatedGradients replicated = ReplicatedGradients::kExact;
+  bool weights_inside = false;
 };
 
 class TapeSizes : public ::testing::TestWithParam<SizeCase> {};
@@ -160,7 +162,8 @@ class TapeSizes : public ::testing::TestWithParam<SizeCase> {};
 // Every policy of every tensor. Tokens lie unevenly: rank r has r * 7 more than 11.
 TEST_P(TapeSizes, AreWhatWasPredicted) {
   const SizeCase& param = GetParam();
-  const NaiveLayer layer = layer_of({DType::kBF16, DotOrder::kVdpbf16, param.shared, param.shared});
+  NaiveLayer layer = layer_of({DType::kBF16, DotOrder::kVdpbf16, param.shared, param.shared});
+  layer.weights_inside = param.weights_inside;
   const Tensor input = testing::to_tensor(rows_of(layer, 60, 5), layer.dtype);
   run_group(param.num_ranks, [&](Group& group) {
     const int64_t tokens = 11 + 7 * group.rank();
@@ -189,11 +192,12 @@ TEST_P(TapeSizes, AreWhatWasPredicted) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, TapeSizes,
-                         ::testing::Values(SizeCase{1, false}, SizeCase{1, true}, SizeCase{3, true},
-                                           SizeCase{3, false, 24},
-                                           SizeCase{3, true, 100000,
-                                                    ReplicatedGradients::kReduced}));
+INSTANTIATE_TEST_SUITE_P(
+    Cases, TapeSizes,
+    ::testing::Values(SizeCase{1, false}, SizeCase{1, true}, SizeCase{3, true},
+                      SizeCase{3, false, 24},
+                      SizeCase{.num_ranks = 3, .budget_rows = 24, .weights_inside = true},
+                      SizeCase{3, true, 100000, ReplicatedGradients::kReduced}));
 
 // Asked of the heap: nothing is held that the prediction does not name.
 TEST(TapeSizes, AreWhatTheHeapGave) {
@@ -278,6 +282,116 @@ TEST(TapeOffload, TooSmallOnOneRankIsEveryRanksError) {
     tape.set_offload(all.first(need));
     EXPECT_TRUE(fresh.moe->forward_train(x, nullptr, output.view(), &tape, nullptr).ok());
     EXPECT_TRUE(fresh.moe->backward(tape, x, x, {}, {}).ok());
+    ASSERT_TRUE(group.barrier().ok());
+  });
+}
+
+// NaN in one token's gradient of the output: an error of every rank that names a row of one of its experts, or gradients as
+// they come; the group goes on.
+TEST(NonFinite, IsReportedOrPassesAsTheCallerChose) {
+  const NaiveLayer layer = bf16_layer();
+  const Tensor input = testing::to_tensor(rows_of(layer, 60, 5), layer.dtype);
+  for (const int64_t budget_rows : {100000, 24}) {
+    run_group(3, [&](Group& group) {
+      const OneLayer fresh(group, layer, budget_rows);
+      const ConstTensorView x = input.view().rows(20 * group.rank(), 20);
+      Tensor output = std::move(*Tensor::zeros(layer.dtype, {20, layer.hidden}));
+      Tensor d_output = std::move(*Tensor::zeros(layer.dtype, {20, layer.hidden}));
+      std::memcpy(d_output.view().data, x.data, static_cast<size_t>(d_output.num_bytes()));
+      if (group.rank() == 1) d_output.view().as<BFloat16>()[7 * layer.hidden] = BFloat16{0x7F80};
+      MoeTape tape;
+      ASSERT_TRUE(fresh.moe->forward_train(x, nullptr, output.view(), &tape, nullptr).ok());
+      std::vector<float> d_gate;
+      MoeGradients g;
+      g.d_gate = testing::view_of(d_gate, {9, layer.hidden});
+      EXPECT_TRUE(fresh.moe->backward(tape, x, std::as_const(d_output).view(), {}, g).ok());
+      EXPECT_TRUE(std::any_of(d_gate.begin(), d_gate.end(),
+                              [](float value) { return !std::isfinite(value); }));
+      g.nonfinite = NonFiniteGradients::kError;
+      const Status status = fresh.moe->backward(tape, x, std::as_const(d_output).view(), {}, g);
+      EXPECT_EQ(status.code(), StatusCode::kNonFinite) << status.to_string();
+      // The lowest expert of token 7 of rank 1 is the first one on the lowest rank.
+      if (group.rank() == 1) {
+        const std::vector<int32_t>& ids = tape.routing().topk_idx;
+        const int32_t expert = *std::min_element(ids.begin() + 21, ids.begin() + 24);
+        int64_t row = 0;
+        for (size_t at = 0; at < 21; ++at) row += ids[at] == expert ? 1 : 0;
+        const std::string want = fmt::format("the gradient of expert {}'s row ", expert);
+        const std::string place = fmt::format("(row {} of those from rank 1) is not finite", row);
+        EXPECT_NE(status.message().find(want), std::string::npos) << status.to_string() << want;
+        EXPECT_NE(status.message().find(place), std::string::npos) << status.to_string() << place;
+      }
+      EXPECT_TRUE(fresh.moe->backward(tape, x, x, {}, g).ok());
+      ASSERT_TRUE(group.barrier().ok());
+    });
+  }
+}
+
+// Ranks that would wait for each other in different places are told apart before anything moves.
+TEST(Backward, RanksThatAskForDifferentThingsAreTold) {
+  const NaiveLayer layer = bf16_layer();
+  const Tensor input = testing::to_tensor(rows_of(layer, 60, 5), layer.dtype);
+  run_group(2, [&](Group& group) {
+    const OneLayer fresh(group, layer, 100000);
+    const ConstTensorView x = input.view().rows(20 * group.rank(), 20);
+    Tensor output = std::move(*Tensor::zeros(layer.dtype, {20, layer.hidden}));
+    MoeTape first, second;
+    for (MoeTape* const tape : {&first, &second}) {
+      ASSERT_TRUE(fresh.moe->forward_train(x, nullptr, output.view(), tape, nullptr).ok());
+    }
+    const bool is_other = group.rank() == 1;
+    const auto expect_error = [&](const MoeTape& tape, const MoeGradients& g, const char* text) {
+      const Status status = fresh.moe->backward(tape, x, x, {}, g);
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.to_string();
+      EXPECT_NE(status.message().find(text), std::string::npos) << status.to_string();
+    };
+    expect_error(is_other ? second : first, {}, "rank 1 has \"backward of call 2, exact");
+    std::vector<float> d_gate;
+    MoeGradients g;
+    if (is_other) g.d_gate = testing::view_of(d_gate, {9, layer.hidden});
+    expect_error(first, g, "non-finite pass, for d_gate\", rank 0");
+    EXPECT_TRUE(fresh.moe->backward(first, x, x, {}, {}).ok());
+    ASSERT_TRUE(group.barrier().ok());
+  });
+}
+
+// A plan of another group, rank, epoch or shape: kStalePlan on every rank, and the exchange goes on.
+TEST(Backward, PlansOfAnotherGroupShapeOrEpochAreRefused) {
+  run_group(2, [&](Group& group) {
+    ExchangeOptions options;
+    options.dtype = DType::kF32;
+    options.hidden = 4;
+    options.num_experts = 3;
+    options.top_k = 1;
+    options.training = true;
+    const std::unique_ptr<Exchange> exchange = std::move(*Exchange::create(group, options));
+    Routing routing;
+    routing.num_tokens = routing.num_valid_tokens = 2;
+    routing.num_experts = 3;
+    routing.top_k = 1;
+    routing.topk_idx = {0, 2};
+    routing.counts = {1, 0, 1};
+    routing.topk_weights.values = {1, 1};
+    CountsMatrix counts;
+    DispatchPlan plan;
+    ASSERT_TRUE(exchange->issue_counts({}, routing).ok());
+    ASSERT_TRUE(exchange->wait_counts(&counts).ok());
+    ASSERT_TRUE(exchange->plan(routing, counts, &plan).ok());
+    const auto expect_stale = [&](const char* field, auto change) {
+      DispatchPlan other = plan;
+      if (group.rank() == 1) change(other);
+      ASSERT_TRUE(exchange->issue_reuse({}, other).ok());
+      const Status status = exchange->wait_reuse();
+      EXPECT_EQ(status.code(), StatusCode::kStalePlan) << field << status.to_string();
+      EXPECT_NE(status.message().find(field), std::string::npos) << status.to_string();
+    };
+    expect_stale("group", [](DispatchPlan& p) { ++p.group_id; });
+    expect_stale("epoch", [](DispatchPlan& p) { ++p.placement_epoch; });
+    expect_stale("num_experts", [](DispatchPlan& p) { ++p.num_experts; });
+    expect_stale("top_k", [](DispatchPlan& p) { ++p.top_k; });
+    expect_stale("round_rows", [](DispatchPlan& p) { ++p.round_rows; });
+    ASSERT_TRUE(exchange->issue_reuse({}, plan).ok());
+    EXPECT_TRUE(exchange->wait_reuse().ok());
     ASSERT_TRUE(group.barrier().ok());
   });
 }
