@@ -9,22 +9,12 @@
 
 #include "base/error.h"
 #include "exchange/state.h"
+#include "transport/status_message.h"
 
 namespace argosy {
 namespace {
 
-struct CountsHeader {
-  int32_t code = 0;  // StatusCode
-  int32_t text_bytes = 0;
-  int64_t num_tokens = 0;
-  char text[240] =
-      {};  // the status message, cut to fit; of an ok status what must be the same everywhere
-
-  std::string_view words() const {
-    return {text, static_cast<size_t>(std::clamp<int32_t>(text_bytes, 0, sizeof(text)))};
-  }
-};
-static_assert(sizeof(CountsHeader) == 256);
+using transport::StatusMessage;
 
 // The rules of contract 1.8 on a routing that is about to be sent.
 Status check_routing(const Routing& routing, const ExchangeOptions& options) {
@@ -44,36 +34,14 @@ Status check_routing(const Routing& routing, const ExchangeOptions& options) {
   return {};
 }
 
-CountsHeader header_of(const Status& status, int64_t num_tokens, std::string_view same = {}) {
-  const std::string_view words = status.ok() ? same : status.message();
-  CountsHeader header;
-  header.code = static_cast<int32_t>(status.code());
-  header.text_bytes = static_cast<int32_t>(std::min(words.size(), sizeof(header.text)));
-  header.num_tokens = num_tokens;
-  if (!words.empty()) {
-    std::memcpy(header.text, words.data(), static_cast<size_t>(header.text_bytes));
-  }
-  return header;
-}
-
-CountsHeader header_in(std::span<const std::byte> message) {
-  CountsHeader header;
-  std::memcpy(&header, message.data(), sizeof(header));
-  return header;
-}
-
-// Ok, or what the rank that sent the message failed with.
-Status status_of(std::span<const std::byte> message, int rank) {
-  const CountsHeader header = header_in(message);
-  if (header.code == 0) return {};
-  return Status(static_cast<StatusCode>(header.code),
-                fmt::format("rank {}: {}", rank, header.words()));
+Status status_of_rank(std::span<const std::byte> message, int rank) {
+  return transport::status_of(message, "rank", rank);
 }
 
 }  // namespace
 
 int64_t counts_message_bytes(int64_t num_experts) {
-  return static_cast<int64_t>(sizeof(CountsHeader)) +
+  return static_cast<int64_t>(sizeof(StatusMessage)) +
          num_experts * static_cast<int64_t>(sizeof(int64_t));
 }
 
@@ -84,7 +52,7 @@ Status Exchange::issue_counts(const Status& local, const Routing& routing) {
                          static_cast<int>(state.step));
   }
   Status status = local.ok() ? check_routing(routing, state.options) : local;
-  int64_t* counts = reinterpret_cast<int64_t*>(state.counts_message.data() + sizeof(CountsHeader));
+  int64_t* counts = reinterpret_cast<int64_t*>(state.counts_message.data() + sizeof(StatusMessage));
   std::fill_n(counts, state.options.num_experts, 0);
   if (status.ok()) {
     const ConstTensorView ids(routing.topk_idx.data(), DType::kI32,
@@ -92,7 +60,7 @@ Status Exchange::issue_counts(const Status& local, const Routing& routing) {
     status = count_topk(ids, state.options.num_experts, &state.own_counts);
     if (status.ok()) std::copy(state.own_counts.begin(), state.own_counts.end(), counts);
   }
-  const CountsHeader header = header_of(status, status.ok() ? routing.num_tokens : 0);
+  const StatusMessage header = transport::to_message(status, status.ok() ? routing.num_tokens : 0);
   std::memcpy(state.counts_message.data(), &header, sizeof(header));
   ++state.epoch;
   ++state.stats.num_calls;
@@ -112,7 +80,8 @@ Status Exchange::issue_reuse(const Status& local, const DispatchPlan& plan, std:
   }
   Status status = local;
   if (status.ok()) status = state.check_shape(plan, "issue_reuse");
-  const CountsHeader header = header_of(status, status.ok() ? plan.num_tokens : 0, same);
+  const StatusMessage header =
+      transport::to_message(status, status.ok() ? plan.num_tokens : 0, same);
   ++state.epoch;
   if (state.step == Step::kIdle) ++state.stats.num_calls;  // else the call goes on
   state.next_round = 0;
@@ -128,13 +97,13 @@ Status Exchange::wait_reuse() {
   ARGOSY_RETURN_IF_ERROR(state.statuses->wait(state.deadline(), "statuses"));
   state.step = Step::kIdle;
   for (int rank = 0; rank < state.num_ranks(); ++rank) {
-    ARGOSY_RETURN_IF_ERROR(status_of(state.statuses->from(rank), rank));
+    ARGOSY_RETURN_IF_ERROR(status_of_rank(state.statuses->from(rank), rank));
   }
-  const CountsHeader first = header_in(state.statuses->from(0));
+  const std::string_view first = transport::words_of(state.statuses->from(0));
   for (int rank = 1; rank < state.num_ranks(); ++rank) {
-    const CountsHeader other = header_in(state.statuses->from(rank));
-    if (other.words() == first.words()) continue;
-    return base::invalid("rank {} has \"{}\", rank 0 \"{}\"", rank, other.words(), first.words());
+    const std::string_view other = transport::words_of(state.statuses->from(rank));
+    if (other == first) continue;
+    return base::invalid("rank {} has \"{}\", rank 0 \"{}\"", rank, other, first);
   }
   state.step = Step::kCountsDone;
   return {};
@@ -159,9 +128,9 @@ Status Exchange::wait_counts(CountsMatrix* counts) {
   counts->num_tokens.resize(static_cast<size_t>(state.num_ranks()));
   for (int rank = 0; rank < state.num_ranks(); ++rank) {
     const std::span<const std::byte> message = state.counts->from(rank);
-    ARGOSY_RETURN_IF_ERROR(status_of(message, rank));
-    counts->num_tokens[static_cast<size_t>(rank)] = header_in(message).num_tokens;
-    std::memcpy(counts->counts.data() + rank * num_experts, message.data() + sizeof(CountsHeader),
+    ARGOSY_RETURN_IF_ERROR(status_of_rank(message, rank));
+    counts->num_tokens[static_cast<size_t>(rank)] = transport::value_of(message);
+    std::memcpy(counts->counts.data() + rank * num_experts, message.data() + sizeof(StatusMessage),
                 static_cast<size_t>(num_experts) * sizeof(int64_t));
   }
   state.step = Step::kCountsDone;
