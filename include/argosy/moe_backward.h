@@ -137,9 +137,11 @@ struct MoeGradients {
   NonFiniteGradients nonfinite = NonFiniteGradients::kPass;
 };
 
-// sqrt of the sum of squares of all gradients of a layer: experts of all ranks, replicated ones once. fp64, in rank order.
+// sqrt of the sum of squares of all weight gradients of a layer: experts of all ranks, replicated ones once. fp64, expert by
+// expert: the bits depend on the gradients alone, not on the number of ranks. Over copies too: argosy/gradient_sync.h.
 //
-// Collective: yes. Blocks: at most step_deadline. Errors: those of a wait.
+// Collective: yes. Blocks: at most step_deadline a step. Errors: kInvalidArgument for a view that is no dense fp32; those of a
+// wait.
 Result<double> gradient_norm(Group& group, const MoeGradients& gradients);
 
 }  // namespace argosy

@@ -1,6 +1,5 @@
 // Both ends of a training step: the forward that fills a tape, and the entry of backward. Test: tests/moe/backward_test.cc.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -9,7 +8,6 @@
 #include "moe/backward.h"
 #include "moe/tape_size.h"
 #include "platform/clock.h"
-#include "transport/collectives.h"
 
 namespace argosy {
 
@@ -148,36 +146,6 @@ Status MoeLayer::backward(const MoeTape& tape, const ConstTensorView& hidden,
   // Past the agreement a failure is this rank's alone, but for what was agreed on again.
   if (!status.ok() && status.code() != StatusCode::kNonFinite) state.group.abort(status);
   return status;
-}
-
-Result<double> gradient_norm(Group& group, const MoeGradients& gradients) {
-  const auto squares = [](const TensorView& view) {
-    double sum = 0;
-    if (view.dtype != DType::kF32) return sum;
-    for (int64_t i = 0; i < view.num_elements(); ++i) {
-      const auto value = static_cast<double>(view.as<float>()[i]);
-      sum += value * value;
-    }
-    return sum;
-  };
-  double experts = 0;
-  for (const TensorView* const view :
-       {&gradients.d_expert_gate, &gradients.d_expert_up, &gradients.d_expert_down,
-        &gradients.d_expert_gate_bias, &gradients.d_expert_up_bias,
-        &gradients.d_expert_down_bias}) {
-    experts += squares(*view);
-  }
-  const auto deadline = platform::Deadline::after(group.step_deadline());
-  ARGOSY_ASSIGN_OR_RETURN(const std::unique_ptr<transport::AllGather> gather,
-                          transport::AllGather::create(group.endpoint(), sizeof(double), deadline));
-  ARGOSY_RETURN_IF_ERROR(transport::reduce_sum(*gather, std::span(&experts, 1), deadline));
-  double sum = experts;
-  for (const TensorView* const view :
-       {&gradients.d_gate, &gradients.d_gate_bias, &gradients.d_shared_gate, &gradients.d_shared_up,
-        &gradients.d_shared_down, &gradients.d_shared_scale}) {
-    sum += squares(*view);
-  }
-  return std::sqrt(sum);
 }
 
 }  // namespace argosy
