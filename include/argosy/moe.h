@@ -5,12 +5,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "argosy/capacity.h"
 #include "argosy/checkpoint.h"
 #include "argosy/exchange.h"
 #include "argosy/gemm.h"
@@ -74,6 +77,8 @@ struct MoeOptions {
   // Routed weights inside the activation (contract 3.5): h = (weight * act(gate)) * up, and combine adds the experts' rows as
   // they are. A bias of `down` is then added unweighted. Throughput mode, weights and payload as they are.
   bool weights_inside = false;
+  // Choices of the layer's own gate above an expert's capacity are dropped (contract 2.4); none: dropless. Throughput mode only.
+  std::optional<CapacitySpec> capacity;
   // Buffers to use; null = own ones. Layers that run one after the other on one group may share an
   // Exchange made by them with these options and the layer's sizes.
   std::shared_ptr<Exchange> exchange;
@@ -120,6 +125,9 @@ struct MoeReport {
   int64_t combine_bytes = 0;             // expert rows that come home from other ranks
   int64_t saved_by_dedup_bytes = 0;      // dispatch bytes that were not sent twice
   int64_t num_nonfinite_rows = 0;
+  // With MoeOptions::capacity, over all ranks: choices before the drop (what bias_update.h takes), and how many were dropped.
+  std::vector<int64_t> assigned_per_expert;  // [E], else empty
+  int64_t num_dropped = 0;
   MoeMode mode = MoeMode::kThroughput;  // that the call took: kThroughput or kLatency
   StageTimes seconds;
   // What this rank sends to every rank, itself included: expert rows [R], and the same with each
@@ -189,8 +197,19 @@ class MoeLayer {
                   const ConstTensorView& d_output, const ConstTensorView& d_logits,
                   const MoeGradients& gradients);
 
+  // Changes weights between two calls, in place: after a step of an optimiser. `change` writes values (the tensors,
+  // PackedWeights::set_group, set_bias); shapes, dtypes and formats stay.
+  //
+  // Collective: no, but what every rank holds must be changed alike; nothing compares it. Blocks: no. Allocates: the gate's
+  // packed copy. Threads: not while a call of this layer runs.
+  // Errors: those of `change`; kInvalidArgument for weights that no longer fit. Calls then fail with it on every rank, until
+  // an update succeeds. A tape filled before is stale.
+  Status update_weights(const std::function<Status(MoeWeights&)>& change);
+
   // The routing of the last call, and the plan of the last one in throughput mode.
   const Routing& routing() const;
+  // The same before any drop: what losses take. Without capacity that is routing().
+  const Routing& assigned() const;
   const DispatchPlan& plan() const;
   // kAuto: the most tokens of one rank for which latency mode was found to be faster; 0: none. Else 0.
   int64_t latency_tokens() const;

@@ -78,6 +78,12 @@ Status Backward::check() const {
     return base::error(StatusCode::kStalePlan, "the tape {}",
                        tape_.is_filled ? "was filled by another layer" : "is empty");
   }
+  ARGOSY_RETURN_IF_ERROR(layer_.weights_status);
+  if (tape_.weights_version != layer_.weights_version) {
+    return base::error(StatusCode::kStalePlan,
+                       "the weights were updated {} times since the tape was filled",
+                       layer_.weights_version - tape_.weights_version);
+  }
   const int64_t num_tokens = tape_.routing.num_tokens;
   const int64_t num_local = layer_.exchange->placement().num_local(layer_.group.rank());
   const int64_t h = shape.hidden, f = shape.intermediate, fs = shape.shared_intermediate;
@@ -356,9 +362,19 @@ Status Backward::router_gradients() {
   const TensorView d_logits = matrix(b_.d_logits, DType::kF32, num_tokens, num_experts);
   if (tape_.has_gate) {
     const ConstTensorView logits(tape_.logits.data(), DType::kF32, {num_tokens, num_experts});
+    ConstTensorView d_assigned = d_weights;
+    if (tape_.is_dropped) {
+      // The router made the weights before the drop.
+      b_.d_assigned.resize(static_cast<size_t>(d_weights.num_elements()));
+      const TensorView out(b_.d_assigned.data(), DType::kF32, {num_tokens, layer_.router.top_k});
+      ARGOSY_RETURN_IF_ERROR(capacity_backward(layer_.capacity->spec(), tape_.assigned,
+                                               tape_.routing, d_weights, out));
+      d_assigned = out;
+    }
     ARGOSY_RETURN_IF_ERROR(route_backward(
         layer_.router, {logits, layer_.weights.selection_bias.view(), tape_.mask_or_null()},
-        tape_.routing, d_weights, GradientMode::kWrite, &layer_.group.pool(), d_logits));
+        tape_.is_dropped ? tape_.assigned : tape_.routing, d_assigned, GradientMode::kWrite,
+        &layer_.group.pool(), d_logits));
   } else if (num_tokens > 0) {
     std::memset(d_logits.data, 0, static_cast<size_t>(d_logits.num_elements()) * sizeof(float));
   }

@@ -30,6 +30,7 @@ struct BackwardBuffers {
   AlignedBuffer d_rows, d_h, d_gate, d_up;  // [S, ..]
   AlignedBuffer d_logits;                   // fp32 [T, E]
   AlignedBuffer d_hidden_gate;              // fp32 [T, H] through the router
+  std::vector<float> d_assigned;            // [T, K] of the weights before a drop
   ReturnedRows returned;
   ReceivedRows received;
   SharedBackward shared;

@@ -31,6 +31,9 @@ MoeLayer::MoeLayer(std::unique_ptr<State> state) : state_(std::move(state)) {}
 MoeLayer::~MoeLayer() = default;
 
 const Routing& MoeLayer::routing() const { return state_->routing; }
+const Routing& MoeLayer::assigned() const {
+  return state_->is_dropped ? state_->assigned : state_->routing;
+}
 const DispatchPlan& MoeLayer::plan() const { return state_->dispatch_plan; }
 int64_t MoeLayer::latency_tokens() const { return state_->latency_tokens; }
 const ExchangeStats* MoeLayer::throughput_stats() const {
@@ -48,6 +51,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
   Status local = checked.error();
   if (local.ok() && options.training) local = check_training(weights, options);
   if (local.ok() && options.weights_inside) local = check_weights_inside(weights, options);
+  if (local.ok() && options.capacity.has_value()) local = check_capacity(options);
   if (local.ok() && options.exchange != nullptr) {
     local = check_exchange(group, exchange_options(router, *checked, options), *options.exchange);
   }
@@ -88,6 +92,11 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
           LatencyExchange::create(group, latency_options(router, *checked, options)));
     }
   }
+  if (options.capacity.has_value()) {
+    ARGOSY_ASSIGN_OR_RETURN(
+        state->capacity,
+        CapacityDrop::create(group, *options.capacity, router.num_experts, router.top_k));
+  }
   if (options.training) {
     static std::atomic<uint64_t> num_layers{0};
     // Relaxed: only different numbers are wanted.
@@ -103,6 +112,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
 }
 
 Status MoeLayer::State::check_call(const ConstTensorView& hidden, const TensorView& output) const {
+  ARGOSY_RETURN_IF_ERROR(weights_status);
   const int64_t num_tokens = hidden.num_dims == 2 ? hidden.dim(0) : 0;
   ARGOSY_RETURN_IF_ERROR(check_rows("hidden", hidden, dtype, num_tokens, shape.hidden, false));
   ARGOSY_RETURN_IF_ERROR(check_rows("output", output, dtype, num_tokens, shape.hidden, true));
@@ -125,7 +135,13 @@ Status MoeLayer::State::run_router(const ConstTensorView& hidden, const uint8_t*
   ARGOSY_RETURN_IF_ERROR(logits.reserve(bytes));
   const TensorView all(logits.data(), DType::kF32, dims);
   ARGOSY_RETURN_IF_ERROR(gate.run(gemm(), hidden, mask, all));
-  return route(router, {all, weights.selection_bias.view(), mask}, &group.pool(), &routing);
+  return route(router, {all, weights.selection_bias.view(), mask}, &group.pool(),
+               capacity == nullptr ? &routing : &assigned);
+}
+
+Status MoeLayer::State::drop_choices(const Status& local) {
+  is_dropped = true;
+  return capacity->run(local, assigned, &routing, &assigned_per_expert);
 }
 
 Status MoeLayer::State::take_routing(const ConstTensorView& hidden, const ConstTensorView& topk_idx,
@@ -152,6 +168,7 @@ Status MoeLayer::State::take_routing(const ConstTensorView& hidden, const ConstT
   routing.topk_weights.values.assign(topk_weights.as<float>(), topk_weights.as<float>() + ids);
   routing.num_valid_tokens = num_tokens;
   routing.num_nonfinite_rows = 0;
+  is_dropped = false;
   return {};
 }
 
@@ -304,6 +321,14 @@ void MoeLayer::State::fill_report(MoeReport* report) const {
   report->saved_by_dedup_bytes =
       dispatch_plan.rows_leaving * report->dispatch_row_bytes - report->dispatch_bytes;
   report->num_nonfinite_rows = routing.num_nonfinite_rows;
+  report->assigned_per_expert.clear();
+  report->num_dropped = 0;
+  if (is_dropped) {
+    report->assigned_per_expert = assigned_per_expert;
+    report->num_dropped =
+        std::accumulate(assigned_per_expert.begin(), assigned_per_expert.end(), int64_t{0}) -
+        std::accumulate(counts.counts.begin(), counts.counts.end(), int64_t{0});
+  }
   timeline.write(report);
   count_traffic(dispatch_plan, routing.num_valid_tokens, report);
 }
@@ -313,6 +338,7 @@ Status MoeLayer::forward(const ConstTensorView& hidden, const uint8_t* mask,
   state_->timeline.start();
   Status local = state_->check_call(hidden, output);
   if (local.ok()) local = state_->run_router(hidden, mask);
+  if (state_->capacity != nullptr) ARGOSY_RETURN_IF_ERROR(state_->drop_choices(local));
   return state_->run(local, hidden, mask, output, report);
 }
 

@@ -147,6 +147,13 @@ Status check_weights_inside(const MoeWeights& weights, const MoeOptions& options
   return {};
 }
 
+Status check_capacity(const MoeOptions& options) {
+  ARGOSY_RETURN_IF_ERROR(validate(*options.capacity));
+  if (options.mode == MoeMode::kThroughput) return {};
+  return base::error(StatusCode::kUnsupported, "capacity in mode {}; throughput mode alone has it",
+                     name_of(options.mode));
+}
+
 ExchangeOptions exchange_options(const RouterSpec& router, const LayerShape& shape,
                                  const MoeOptions& options) {
   ExchangeOptions wanted;
@@ -257,6 +264,18 @@ Status check_rows(const char* name, const ConstTensorView& view, DType dtype, in
   return {};
 }
 
+namespace {
+
+std::string capacity_text(const std::optional<CapacitySpec>& capacity) {
+  if (!capacity.has_value()) return "none";
+  return fmt::format("{}/{} policy {} scope {} choices {} renormalise {}", capacity->factor_num,
+                     capacity->factor_den, static_cast<int>(capacity->policy),
+                     static_cast<int>(capacity->scope), static_cast<int>(capacity->choice_order),
+                     static_cast<int>(capacity->renormalise));
+}
+
+}  // namespace
+
 std::vector<Setting> layer_settings(const RouterSpec& router, const MoeWeights& weights,
                                     const LayerShape& shape, const MoeOptions& options) {
   std::vector<Setting> settings = {
@@ -266,6 +285,7 @@ std::vector<Setting> layer_settings(const RouterSpec& router, const MoeWeights& 
       {"layer.training", options.training ? "yes" : "no"},
       {"layer.weights_inside", options.weights_inside ? "yes" : "no"},
       {"layer.payload", payload_text(options.payload)},
+      {"layer.capacity", capacity_text(options.capacity)},
       {"layer.max_tokens", fmt::to_string(options.max_tokens)},
       {"layer.chunk", options.chunk ? "yes" : "no"},
       {"layer.hidden", fmt::to_string(shape.hidden)},

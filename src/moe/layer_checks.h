@@ -21,6 +21,9 @@ Status check_training(const MoeWeights& weights, const MoeOptions& options);
 // kUnsupported for what MoeOptions::weights_inside cannot be had with.
 Status check_weights_inside(const MoeWeights& weights, const MoeOptions& options);
 
+// Whether these options allow a capacity. Errors: kInvalidArgument for the spec, kUnsupported for the mode.
+Status check_capacity(const MoeOptions& options);
+
 // What the layer asks of its exchange.
 ExchangeOptions exchange_options(const RouterSpec& router, const LayerShape& shape,
                                  const MoeOptions& options);

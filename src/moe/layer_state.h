@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "argosy/moe.h"
+#include "moe/capacity_drop.h"
 #include "moe/gate_product.h"
 #include "moe/layer_checks.h"
 #include "moe/tape.h"
@@ -42,10 +43,16 @@ struct MoeLayer::State : ForwardBuffers {
   std::shared_ptr<Exchange> exchange;
 
   Routing routing;
+  std::unique_ptr<CapacityDrop> capacity;    // null: dropless
+  bool is_dropped = false;                   // of the last call
+  Routing assigned;                          // then the routing before the drop
+  std::vector<int64_t> assigned_per_expert;  // of all ranks
   CountsMatrix counts;
   DispatchPlan dispatch_plan;
   ReceivedRows received;
   Timeline timeline;
+  uint64_t weights_version = 0;                 // counts update_weights
+  Status weights_status;                        // of the last one
   std::vector<const std::byte*> row_addresses;  // of a quantised payload
 
   // Latency mode; null where the layer never takes it.
@@ -73,6 +80,9 @@ struct MoeLayer::State : ForwardBuffers {
 
   Status check_call(const ConstTensorView& hidden, const TensorView& output) const;
   Status run_router(const ConstTensorView& hidden, const uint8_t* mask);
+  // Of assigned to routing; every rank gets the same error.
+  Status drop_choices(const Status& local);
+  Status check_changed(const LayerShape& before, const std::vector<std::string>& formats);
   Status take_routing(const ConstTensorView& hidden, const ConstTensorView& topk_idx,
                       const ConstTensorView& topk_weights);
   Status run_shared(const ConstTensorView& hidden, const uint8_t* mask, CombineInput* input);

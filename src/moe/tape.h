@@ -35,12 +35,15 @@ struct MoeTape::State {
   TapePolicy policy;
   std::span<std::byte> offload;
   bool is_filled = false;
-  bool has_gate = false;  // the layer's own routing, whose logits are there
-  uint64_t layer = 0;     // which MoeLayer filled it
-  uint64_t call = 0;      // and in which of its calls, the same number on every rank
+  bool has_gate = false;         // the layer's own routing, whose logits are there
+  uint64_t layer = 0;            // which MoeLayer filled it
+  uint64_t weights_version = 0;  // of that layer
+  uint64_t call = 0;             // and in which of its calls, the same number on every rank
   TapeShape shape;
   DispatchPlan plan;
   Routing routing;
+  bool is_dropped = false;    // by a capacity
+  Routing assigned;           // then the routing before the drop
   std::vector<uint8_t> mask;  // [T] or empty
   AlignedBuffer logits;       // fp32 [T, E]
   AlignedBuffer weights;      // fp32 [S], of the rows, where these are inside the activation

@@ -48,6 +48,9 @@ Status State::prepare_tape(const uint8_t* mask) {
   t.shape.num_rounds = dispatch_plan.num_rounds;
   t.plan = dispatch_plan;
   t.routing = routing;
+  t.weights_version = weights_version;
+  t.is_dropped = is_dropped;
+  if (is_dropped) t.assigned = assigned;
   t.mask.assign(mask, mask == nullptr ? mask : mask + routing.num_tokens);
   ARGOSY_RETURN_IF_ERROR(t.reserve());
   ARGOSY_RETURN_IF_ERROR(reserve_all(forward_needs(*this, t.policy, t.shape)));
@@ -119,6 +122,7 @@ Status MoeLayer::forward_train(const ConstTensorView& hidden, const uint8_t* mas
                         "forward_train, but the layer was not made with training");
   }
   if (local.ok()) local = state.run_router(hidden, mask);
+  if (state.capacity != nullptr) ARGOSY_RETURN_IF_ERROR(state.drop_choices(local));
   if (local.ok()) {
     state.tape = &tape->state();
     state.tape->has_gate = true;
