@@ -1,7 +1,7 @@
-# cmake -DBUILD= -DSOURCE= -DWORK= -DGENERATOR= -DCOMPILER= -DVERSION= -P package_test.cmake
+# cmake -DBUILD= -DSOURCE= -DWORK= -DGENERATOR= -DCOMPILER= -DVERSION= -DPYTHON= -P package_test.cmake
 #
 # The installed files are complete and name no folder of this machine; from a moved prefix the headers compile alone,
-# and examples/minimal_layer builds and gives the same bits on two ranks as on one.
+# examples/minimal_layer builds and gives the same bits on two ranks as on one, and examples/train_layer learns.
 cmake_minimum_required(VERSION 3.25)
 
 function(run)
@@ -57,6 +57,8 @@ run(${WORK}/minimal_layer/minimal_layer)
 if(NOT output MATCHES "2 ranks.*1 ranks.*digest [0-9a-f]+")
   message(FATAL_ERROR "minimal_layer says ${output}")
 endif()
+build_project(${SOURCE}/examples/train_layer ${WORK}/train_layer)
+run(${PYTHON} ${SOURCE}/tests/package/train_layer_check.py ${WORK}/train_layer/train_layer ${SOURCE})
 
 # A version that is not there is refused.
 execute_process(COMMAND ${CMAKE_COMMAND} -S ${SOURCE}/tests/package/headers -B ${WORK}/wrong_version -G ${GENERATOR}
