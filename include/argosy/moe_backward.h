@@ -13,6 +13,7 @@
 
 #include "argosy/group.h"
 #include "argosy/plan.h"
+#include "argosy/quantise.h"
 #include "argosy/router.h"
 #include "argosy/status.h"
 #include "argosy/tensor.h"
@@ -61,6 +62,7 @@ struct TapeShape {
   int num_ranks = 1;
   int64_t round_rows = 0;       // of a receive buffer: ExchangeSize::round_rows
   bool weights_inside = false;  // MoeOptions::weights_inside
+  BlockFormat training_format = BlockFormat::kUnset;  // MoeOptions::training_format
   ReplicatedGradients replicated = ReplicatedGradients::kExact;
   // Of a call.
   int64_t num_tokens = 0;     // T of this rank

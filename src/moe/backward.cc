@@ -173,8 +173,8 @@ Status Backward::restore() {
   if (policy.preactivation == Keep::kRecompute) {
     // With the weights inside, h comes after them.
     const bool in_one = needs_h && !layer_.weights_inside;
-    ARGOSY_RETURN_IF_ERROR(grouped_gemm_preactivation(gemm, of_slots(rows_), layer_.weights.gate_up,
-                                                      gate, up, in_one ? h : TensorView()));
+    ARGOSY_RETURN_IF_ERROR(
+        experts().preactivation(gemm, of_slots(rows_), gate, up, in_one ? h : TensorView()));
     needs_h = needs_h && !in_one;
   }
   if (!needs_h) return {};
@@ -196,8 +196,8 @@ Status Backward::restore_results(int64_t base, int64_t end) {
     return decode_groups(kept, base, {groups.group_offsets, groups.group_sizes},
                          &layer_.group.pool(), room);
   }
-  return grouped_gemm(layer_.gemm(), {h_.rows(base, end), groups.group_offsets, groups.group_sizes},
-                      layer_.weights.down, room);
+  return experts().down(layer_.gemm(),
+                        {h_.rows(base, end), groups.group_offsets, groups.group_sizes}, room);
 }
 
 // d_rows = weight * gradient, and the gradient of the weight = gradient . result, beside each row. Weights inside the
@@ -248,7 +248,7 @@ Status Backward::run_round(int64_t round) {
     const TensorView d_up = rows_of(b_.d_up, dtype, f);
     const RaggedRows d_rows{rows_of(b_.d_rows, dtype, h), received.group_offsets,
                             received.group_sizes};
-    ARGOSY_RETURN_IF_ERROR(grouped_dgrad(layer_.gemm(), d_rows, layer_.weights.down, d_h));
+    ARGOSY_RETURN_IF_ERROR(experts().down_gradient(layer_.gemm(), d_rows, d_h));
     const ActivationRows act{gate_.rows(base, end), up_.rows(base, end), received.group_offsets,
                              received.group_sizes, tape_.weights_from(base, end)};
     ActivationGradients activation{d_gate, d_up, {}, {}};
@@ -256,9 +256,9 @@ Status Backward::run_round(int64_t round) {
       activation.d_weights = {exchange.result_numbers(), static_cast<size_t>(end)};
     }
     ARGOSY_RETURN_IF_ERROR(activation_backward(layer_.gemm(), act, d_h, activation));
-    ARGOSY_RETURN_IF_ERROR(
-        grouped_dgrad(layer_.gemm(), {d_gate, received.group_offsets, received.group_sizes}, d_up,
-                      layer_.weights.gate_up, exchange.results().rows(0, end)));
+    ARGOSY_RETURN_IF_ERROR(experts().gate_up_gradient(
+        layer_.gemm(), {d_gate, received.group_offsets, received.group_sizes}, d_up,
+        exchange.results().rows(0, end)));
   }
   if (out_.nonfinite == NonFiniteGradients::kError) find_nonfinite(round);
   ARGOSY_RETURN_IF_ERROR(exchange.issue_combine(plan, round));
@@ -332,19 +332,20 @@ Status Backward::expert_weight_gradients() {
   const RaggedRows d_rows = of_slots(matrix(b_.d_rows, layer_.dtype, s, h));
   const RaggedRows d_gate = of_slots(matrix(b_.d_gate, layer_.dtype, s, f));
   const RaggedRows d_up = of_slots(matrix(b_.d_up, layer_.dtype, s, f));
+  const ExpertProducts::WeightGradient products[] = {{out_.d_expert_down, d_rows.rows, h_},
+                                                     {out_.d_expert_gate, d_gate.rows, rows_},
+                                                     {out_.d_expert_up, d_up.rows, rows_}};
+  ARGOSY_RETURN_IF_ERROR(
+      experts().weight_gradients(gemm, d_rows.offsets, d_rows.sizes, how, products));
   const struct {
     const TensorView& out;
     const RaggedRows& d_y;
-    const ConstTensorView* x;  // null: a bias
-  } gradients[] = {
-      {out_.d_expert_down, d_rows, &h_},          {out_.d_expert_gate, d_gate, &rows_},
-      {out_.d_expert_up, d_up, &rows_},           {out_.d_expert_down_bias, d_rows, nullptr},
-      {out_.d_expert_gate_bias, d_gate, nullptr}, {out_.d_expert_up_bias, d_up, nullptr}};
-  for (const auto& gradient : gradients) {
-    if (gradient.out.dtype == DType::kUnset || gradient.out.dim(0) == 0) continue;
-    ARGOSY_RETURN_IF_ERROR(gradient.x == nullptr
-                               ? grouped_bias_gradient(gemm, gradient.d_y, how, gradient.out)
-                               : grouped_wgrad(gemm, gradient.d_y, *gradient.x, how, gradient.out));
+  } biases[] = {{out_.d_expert_down_bias, d_rows},
+                {out_.d_expert_gate_bias, d_gate},
+                {out_.d_expert_up_bias, d_up}};
+  for (const auto& bias : biases) {
+    if (bias.out.dtype == DType::kUnset || bias.out.dim(0) == 0) continue;
+    ARGOSY_RETURN_IF_ERROR(grouped_bias_gradient(gemm, bias.d_y, how, bias.out));
   }
   return {};
 }

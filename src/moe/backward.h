@@ -35,6 +35,7 @@ struct BackwardBuffers {
   ReceivedRows received;
   SharedBackward shared;
   AlignedBuffer gathered_x, gathered_y, partial;
+  AlignedBuffer codes, more_codes;  // with training_format: operands of a product
 };
 
 // One backward call.
@@ -65,6 +66,7 @@ class Backward {
   TensorView matrix(AlignedBuffer& buffer, DType dtype, int64_t rows, int64_t cols) const {
     return {buffer.data(), dtype, {rows, cols}};
   }
+  ExpertProducts experts() { return {layer_.weights, layer_.quantised, &b_.codes, &b_.more_codes}; }
   RaggedRows of_slots(const ConstTensorView& rows) const;
 
   // backward.cc: routed experts.

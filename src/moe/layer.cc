@@ -23,8 +23,11 @@ using base::invalid;
 
 }  // namespace
 
-MoeLayer::State::State(Group& the_group, const RouterSpec& spec, MoeWeights the_weights)
-    : group(the_group), router(spec), weights(std::move(the_weights)) {}
+MoeLayer::State::State(Group& the_group, const RouterSpec& spec, MoeWeights the_weights,
+                       BlockFormat format)
+    : group(the_group), router(spec), weights(std::move(the_weights)) {
+  quantised.format = format;
+}
 MoeLayer::State::~State() = default;
 
 MoeLayer::MoeLayer(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -49,7 +52,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
   const Result<LayerShape> checked =
       check_weights(router, weights, options.hidden_dtype, placement, group.rank());
   Status local = checked.error();
-  if (local.ok() && options.training) local = check_training(weights, options);
+  if (local.ok()) local = check_training(weights, options);
   if (local.ok() && options.weights_inside) local = check_weights_inside(weights, options);
   if (local.ok() && options.capacity.has_value()) local = check_capacity(options);
   if (local.ok() && options.exchange != nullptr) {
@@ -70,7 +73,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
                              : std::vector<Setting>{{"layer.check", local.to_string()}});
   ARGOSY_RETURN_IF_ERROR(local);
   ARGOSY_RETURN_IF_ERROR(agreed);
-  auto state = std::make_unique<State>(group, router, std::move(weights));
+  auto state = std::make_unique<State>(group, router, std::move(weights), options.training_format);
   state->shape = *checked;
   state->dtype = options.hidden_dtype;
   state->gate = std::move(gate);
@@ -97,6 +100,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
         state->capacity,
         CapacityDrop::create(group, *options.capacity, router.num_experts, router.top_k));
   }
+  ARGOSY_RETURN_IF_ERROR(state->quantised.take(state->gemm(), state->weights));
   if (options.training) {
     static std::atomic<uint64_t> num_layers{0};
     // Relaxed: only different numbers are wanted.
@@ -211,8 +215,7 @@ Status MoeLayer::State::run_shared(const ConstTensorView& hidden, const uint8_t*
 // rows -> h with the rows' weights inside the activation; gate and up in fp32 on the way.
 Status MoeLayer::State::run_inside(const RaggedRows& x, const TensorView& gates,
                                    const TensorView& ups, const TensorView& h) {
-  ARGOSY_RETURN_IF_ERROR(
-      grouped_gemm_preactivation(gemm(), x, weights.gate_up, gates, ups, TensorView()));
+  ARGOSY_RETURN_IF_ERROR(experts().preactivation(gemm(), x, gates, ups, TensorView()));
   const std::span<const float> row_weights(received.numbers, static_cast<size_t>(h.dim(0)));
   return activation_forward(gemm(), {gates, ups, x.offsets, x.sizes, row_weights}, h);
 }
@@ -240,12 +243,11 @@ Status MoeLayer::State::run_experts(const ConstTensorView& rows) {
         run_inside({rows.rows(0, end), received.group_offsets, received.group_sizes},
                    view(pre_gate), view(pre_up), inner_view));
   } else {
-    ARGOSY_RETURN_IF_ERROR(
-        grouped_gemm(gemm(), {rows.rows(0, end), received.group_offsets, received.group_sizes},
-                     weights.gate_up, inner_view));
+    ARGOSY_RETURN_IF_ERROR(experts().gate_up(
+        gemm(), {rows.rows(0, end), received.group_offsets, received.group_sizes}, inner_view));
   }
-  return grouped_gemm(gemm(), {inner_view, received.group_offsets, received.group_sizes},
-                      weights.down, exchange->results().rows(0, end));
+  return experts().down(gemm(), {inner_view, received.group_offsets, received.group_sizes},
+                        exchange->results().rows(0, end));
 }
 
 Status MoeLayer::State::run_rounds(const ConstTensorView& hidden, const CombineInput& input,

@@ -122,6 +122,12 @@ Result<LayerShape> check_weights(const RouterSpec& router, const MoeWeights& wei
 }
 
 Status check_training(const MoeWeights& weights, const MoeOptions& options) {
+  const BlockFormat format = options.training_format;
+  if (!options.training && format == BlockFormat::kUnset) return {};
+  if (!options.training) {
+    return invalid("training_format is {}, but the layer is not made with training",
+                   name_of(format));
+  }
   const auto unsupported = [](const char* what) {
     return base::error(StatusCode::kUnsupported, "training {} is not there yet", what);
   };
@@ -130,6 +136,15 @@ Status check_training(const MoeWeights& weights, const MoeOptions& options) {
   for (const PackedWeights* const packed :
        {&weights.gate_up, &weights.down, &weights.shared_gate_up, &weights.shared_down}) {
     if (packed->format() != BlockFormat::kUnset) return unsupported("of quantised weights");
+  }
+  if (format == BlockFormat::kUnset) return {};
+  if (format != BlockFormat::kMxfp8 && format != BlockFormat::kMxfp8Ceil) {
+    return base::error(StatusCode::kUnsupported, "training in {}, only in mxfp8 and mxfp8_ceil",
+                       name_of(format));
+  }
+  if (options.hidden_dtype != DType::kBF16) {
+    return invalid("training in {} with rows of {}, it takes BF16", name_of(format),
+                   name_of(options.hidden_dtype));
   }
   return {};
 }
@@ -141,6 +156,7 @@ Status check_weights_inside(const MoeWeights& weights, const MoeOptions& options
   };
   if (options.mode != MoeMode::kThroughput) return unsupported("in latency mode");
   if (options.payload != BlockFormat::kUnset) return unsupported("with a quantised payload");
+  if (options.training_format != BlockFormat::kUnset) return unsupported("with a training_format");
   if (weights.gate_up.format() != BlockFormat::kUnset) {
     return unsupported("with quantised weights");
   }
@@ -284,6 +300,7 @@ std::vector<Setting> layer_settings(const RouterSpec& router, const MoeWeights& 
       {"layer.mode", name_of(options.mode)},
       {"layer.training", options.training ? "yes" : "no"},
       {"layer.weights_inside", options.weights_inside ? "yes" : "no"},
+      {"layer.training_format", payload_text(options.training_format)},
       {"layer.payload", payload_text(options.payload)},
       {"layer.capacity", capacity_text(options.capacity)},
       {"layer.max_tokens", fmt::to_string(options.max_tokens)},

@@ -8,6 +8,7 @@
 
 #include "argosy/moe.h"
 #include "moe/capacity_drop.h"
+#include "moe/expert_products.h"
 #include "moe/gate_product.h"
 #include "moe/layer_checks.h"
 #include "moe/tape.h"
@@ -28,15 +29,17 @@ void copy_groups(const ConstTensorView& rows, const ReceivedRows& received, int6
 struct ForwardBuffers {
   AlignedBuffer logits, inner, shared_inner, shared_rows, shared_scale;
   AlignedBuffer pre_gate,
-      pre_up;  // fp32, before the activation, where these are not kept as they are
+      pre_up;           // fp32, before the activation, where these are not kept as they are
+  AlignedBuffer codes;  // with training_format: operands of a round's product
 };
 
 struct MoeLayer::State : ForwardBuffers {
-  State(Group& the_group, const RouterSpec& spec, MoeWeights the_weights);
+  State(Group& the_group, const RouterSpec& spec, MoeWeights the_weights, BlockFormat format);
   ~State();
   Group& group;
   RouterSpec router;
   MoeWeights weights;
+  QuantisedExperts quantised;  // of these weights
   GateProduct gate;
   LayerShape shape;
   DType dtype = DType::kUnset;
@@ -74,6 +77,7 @@ struct MoeLayer::State : ForwardBuffers {
   std::unique_ptr<RowGather> row_gather;
   MoeTape::State* tape = nullptr;  // of the forward under way
 
+  ExpertProducts experts() { return {weights, quantised, &codes, nullptr}; }
   GemmOptions gemm() const {
     return {group.level(), group.dot_order(), &group.pool(), weights.activation};
   }

@@ -13,6 +13,35 @@ constexpr auto kF32 = static_cast<int64_t>(sizeof(float));
 // 1 for what is not kept bit by bit: it needs room of the layer's, in forward for a round.
 int64_t again(Keep keep) { return keep == Keep::kRecompute || keep == Keep::kFp8 ? 1 : 0; }
 
+// Codes and scales of [rows, cols], MXFP8; 0 where the layer does not quantise.
+int64_t code_bytes(const TapeShape& shape, int64_t rows, int64_t cols) {
+  if (shape.training_format == BlockFormat::kUnset) return 0;
+  return rows * (cols + (cols + 31) / 32);
+}
+
+int64_t round_rows(const TapeShape& shape) { return std::min(shape.num_slots, shape.round_rows); }
+
+int64_t forward_code_bytes(const TapeShape& shape) {
+  return code_bytes(shape, round_rows(shape), std::max(shape.hidden, shape.intermediate));
+}
+
+// Of all slots the other way, whatever the groups' sizes.
+int64_t transposed_code_bytes(const TapeShape& shape) {
+  if (shape.training_format == BlockFormat::kUnset) return 0;
+  const int64_t num_local = (shape.num_experts + shape.num_ranks - 1) / shape.num_ranks;
+  return std::max(shape.hidden, shape.intermediate) *
+         (shape.num_slots + max_group_blocks(shape.num_slots, num_local, 32));
+}
+
+int64_t backward_code_bytes(const TapePolicy& policy, const TapeShape& shape) {
+  const int64_t joined = gradient_columns(PackedWeights::Kind::kGateUp, shape.intermediate).total;
+  const int64_t again = policy.preactivation == Keep::kRecompute
+                            ? code_bytes(shape, shape.num_slots, shape.hidden)
+                            : 0;
+  return std::max({code_bytes(shape, round_rows(shape), std::max(shape.hidden, joined)), again,
+                   transposed_code_bytes(shape)});
+}
+
 template <size_t kCount>
 int64_t needed_bytes(const std::array<BufferNeed, kCount>& needs) {
   int64_t sum = 0;
@@ -22,7 +51,7 @@ int64_t needed_bytes(const std::array<BufferNeed, kCount>& needs) {
 
 }  // namespace
 
-std::array<BufferNeed, 7> forward_needs(ForwardBuffers& b, const TapePolicy& policy,
+std::array<BufferNeed, 8> forward_needs(ForwardBuffers& b, const TapePolicy& policy,
                                         const TapeShape& shape) {
   const int64_t t = shape.num_tokens, f = shape.intermediate, fs = shape.shared_intermediate;
   const int64_t element = size_of(shape.dtype);
@@ -35,12 +64,13 @@ std::array<BufferNeed, 7> forward_needs(ForwardBuffers& b, const TapePolicy& pol
            {&b.inner, again(policy.h) * rows * f * element},
            {&b.pre_gate, pre},
            {&b.pre_up, pre},
+           {&b.codes, forward_code_bytes(shape)},
            {&b.shared_inner, t * fs * element},
            {&b.shared_rows, fs > 0 ? t * shape.hidden * element : 0},
            {&b.shared_scale, fs > 0 ? t * kF32 : 0}}};
 }
 
-std::array<BufferNeed, 27> backward_needs(BackwardBuffers& b, const TapePolicy& policy,
+std::array<BufferNeed, 29> backward_needs(BackwardBuffers& b, const TapePolicy& policy,
                                           const TapeShape& shape) {
   const int64_t t = shape.num_tokens, s = shape.num_slots, h = shape.hidden;
   const int64_t f = shape.intermediate, fs = shape.shared_intermediate, e = shape.num_experts;
@@ -72,6 +102,8 @@ std::array<BufferNeed, 27> backward_needs(BackwardBuffers& b, const TapePolicy& 
            {&b.gathered_x, all_x},
            {&b.gathered_y, all_y},
            {&b.partial, partial},
+           {&b.codes, backward_code_bytes(policy, shape)},
+           {&b.more_codes, transposed_code_bytes(shape)},
            {&sh.hidden, t * h * element},
            {&sh.d_output, t * h * element},
            {&sh.d_logits, t * e * kF32},
@@ -125,6 +157,7 @@ TapeShape MoeLayer::State::tape_shape() const {
   made.shared_intermediate = shape.shared_intermediate;
   made.num_ranks = group.num_ranks();
   made.weights_inside = weights_inside;
+  made.training_format = quantised.format;
   if (exchange != nullptr) made.round_rows = exchange->size().round_rows;
   return made;
 }

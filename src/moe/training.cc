@@ -91,12 +91,11 @@ Status State::run_experts_kept(const ConstTensorView& rows, int64_t round) {
   const TensorView h = room(t.h, inner);
   const RaggedRows x{rows.rows(0, end), received.group_offsets, received.group_sizes};
   if (t.policy.preactivation == Keep::kRecompute && !weights_inside) {
-    ARGOSY_RETURN_IF_ERROR(grouped_gemm(gemm(), x, weights.gate_up, h));
+    ARGOSY_RETURN_IF_ERROR(experts().gate_up(gemm(), x, h));
   } else {
     const TensorView gates = room(t.gate, pre_gate), ups = room(t.up, pre_up);
-    ARGOSY_RETURN_IF_ERROR(
-        weights_inside ? run_inside(x, gates, ups, h)
-                       : grouped_gemm_preactivation(gemm(), x, weights.gate_up, gates, ups, h));
+    ARGOSY_RETURN_IF_ERROR(weights_inside ? run_inside(x, gates, ups, h)
+                                          : experts().preactivation(gemm(), x, gates, ups, h));
     if (t.policy.preactivation == Keep::kFp8) {
       ARGOSY_RETURN_IF_ERROR(keep_groups(gates, received, base, pool, &t.gate));
       ARGOSY_RETURN_IF_ERROR(keep_groups(ups, received, base, pool, &t.up));
@@ -106,8 +105,8 @@ Status State::run_experts_kept(const ConstTensorView& rows, int64_t round) {
     ARGOSY_RETURN_IF_ERROR(keep_groups(h, received, base, pool, &t.h));
   }
   const TensorView results = exchange->results().rows(0, end);
-  ARGOSY_RETURN_IF_ERROR(grouped_gemm(gemm(), {h, received.group_offsets, received.group_sizes},
-                                      weights.down, results));
+  ARGOSY_RETURN_IF_ERROR(
+      experts().down(gemm(), {h, received.group_offsets, received.group_sizes}, results));
   return keep_groups(results, received, base, pool, &t.results);
 }
 

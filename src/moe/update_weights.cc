@@ -47,6 +47,7 @@ Status MoeLayer::update_weights(const std::function<Status(MoeWeights&)>& change
   ++state.weights_version;
   Status status = change(state.weights);
   if (status.ok()) status = state.check_changed(state.shape, formats);
+  if (status.ok()) status = state.quantised.take(state.gemm(), state.weights);
   state.weights_status =
       status.ok() ? Status()
                   : Status(status.code(), "the last update_weights failed: " + status.message());
