@@ -112,6 +112,9 @@ Result<RunRanksOptions> ranks_options(const RunOptions& options) {
   ranks.chunk = options.chunk;
   ranks.weights_inside = options.weights_inside;
   ranks.backward = options.backward;
+  if (options.recipe != "bf16") {
+    ARGOSY_ASSIGN_OR_RETURN(ranks.training_format, parse_block_format(options.recipe));
+  }
   ranks.repeat = options.repeat;
   ranks.simulate = options.simulate;
   return ranks;
@@ -195,7 +198,9 @@ RunReport report_of(const RunOptions& options, const Inputs& inputs, const Ranks
   report.pinning = options.pin == "off" ? "threads not pinned: switched off"
                                         : pinning_text(result.pinned_cpus, options.threads_per_rank,
                                                        cpu.has_value() ? (*cpu)->num_cores : 1);
-  const double usual = is_f32 ? kToleranceF32 : kToleranceBf16;
+  report.recipe = options.recipe;
+  const double exact = is_f32 ? kToleranceF32 : kToleranceBf16;
+  const double usual = options.recipe == "bf16" ? exact : kToleranceQuantised;
   report.tolerance = options.tolerance.value_or(usual);
   report.compare_tolerance =
       options.tolerance.value_or(options.payload == "bf16" ? usual : kToleranceQuantised);

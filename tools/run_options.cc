@@ -113,6 +113,13 @@ void add_layer_options(CLI::App& command, RunOptions& options) {
           ->needs(backward);
   backward->needs(grad_output);
   command
+      .add_option("--recipe", options.recipe,
+                  "Number format of the experts' products, forward and backward; bf16: operands as "
+                  "they are (default: bf16)")
+      ->type_name("bf16|mxfp8|mxfp8_ceil")
+      ->check(one_of({"bf16", "mxfp8", "mxfp8_ceil"}))
+      ->needs(backward);
+  command
       .add_option("--timeout", options.timeout_seconds,
                   "Seconds to wait for other ranks, at start and in every step; fractions are fine "
                   "(default: 60 and 30)")

@@ -40,6 +40,7 @@ struct RunOptions {
   bool weights_inside = false;
   std::string dtype;
   bool backward = false;
+  std::string recipe = "bf16";
   std::string grad_output;
   std::string grads;
   std::string compare_grads;

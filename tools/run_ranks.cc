@@ -199,6 +199,7 @@ Result<RankRecord> run_layer(const RunRanksOptions& options, const RankInput& in
   moe.chunk = options.chunk;
   moe.weights_inside = options.weights_inside;
   moe.training = options.backward;
+  moe.training_format = options.training_format;
   const WeightBytes weight_bytes = weight_bytes_of(loaded.weights);
   ARGOSY_ASSIGN_OR_RETURN(
       const std::unique_ptr<MoeLayer> layer,

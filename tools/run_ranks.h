@@ -52,6 +52,7 @@ struct RunRanksOptions {
   bool chunk = false;
   bool weights_inside = false;
   bool backward = false;
+  BlockFormat training_format = BlockFormat::kUnset;
   int64_t repeat = 1;
   std::string simulate;  // GroupOptions::simulate
 };

@@ -198,6 +198,7 @@ std::optional<Straggler> straggler_of(const RunReport& report) {
 std::string mode_text(const RunReport& report) {
   std::string line = fmt::format("mode {}, payload {}", report.mode, report.payload);
   if (report.weights_inside) line += ", weights inside the activation";
+  if (report.recipe != "bf16") line += fmt::format(", experts in {}", report.recipe);
   if (report.mode == "auto") {
     line +=
         fmt::format("; took {}: latency mode is faster up to {} token{} a rank", report.taken_mode,
@@ -296,6 +297,7 @@ Json to_json(const RunReport& report) {
           {"taken_mode", report.taken_mode},
           {"payload", report.payload},
           {"weights_inside", report.weights_inside},
+          {"recipe", report.recipe},
           {"latency_tokens", report.latency_tokens},
           {"waits", waits_json(report)},
           {"straggler", straggler_json(report)},

@@ -142,8 +142,8 @@ std::string run_table(const RunReport& report) {
       report.experts, report.top_k, report.ranks, report.ranks == 1 ? "" : "s",
       report.threads_per_rank, report.threads_per_rank == 1 ? "" : "s", report.transport,
       report.level, report.dot_order, report.rounds, report.rounds == 1 ? "" : "s", report.pinning);
-  const bool is_usual =
-      report.mode == "throughput" && (report.payload == "bf16" || report.payload == "fp32");
+  const bool is_usual = report.mode == "throughput" && report.recipe == "bf16" &&
+                        (report.payload == "bf16" || report.payload == "fp32");
   if (!is_usual) text.insert(text.size() - 1, mode_text(report) + "\n");
   text += load_table(report.rows_per_expert, report.rows_per_rank) + "\n";
   text += bytes_table(report.bytes) + "\n";

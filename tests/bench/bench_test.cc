@@ -90,13 +90,14 @@ TEST(Bench, LatencyHasPercentilesAndBothModes) {
 
 TEST(Bench, AreasHaveTheNamedCases) {
   const std::vector<std::set<std::string>> names = {
-      {"gemm_hot", "gemm_cold", "gemm_skew", "gemm_dgrad", "gemm_wgrad", "gemm_wgrad_added"},
+      {"gemm_hot", "gemm_cold", "gemm_skew", "gemm_dgrad", "gemm_wgrad", "gemm_wgrad_added",
+       "gemm_wgrad_mxfp8"},
       {"layer_prefill", "layer_decode", "layer_ranks", "layer_decode_fp8", "layer_decode_mxfp4",
        "layer_prefill_fp8", "layer_prefill_mxfp4"},
       {"exchange_throughput"},
       {"router_deepseek_v3", "router_softmax"},
       {"quantise_e4m3_1x128", "quantise_mxfp8", "dequantise_e4m3_1x128", "dequantise_mxfp8"},
-      {"layer_train"}};
+      {"layer_train", "layer_train_mxfp8"}};
   for (size_t i = 0; i < kAreas.size(); ++i) {
     const CliResult result = run_cli({"bench", kAreas[i], "--list", "--json", "-"});
     ASSERT_EQ(result.exit_code, 0) << result.err;

@@ -1,5 +1,5 @@
 // The gradients of the grouped GEMM: of rows by the packed weights, and of weights, written or
-// added to.
+// added to, of bf16 operands or of such as are quantised along the rows.
 //
 // Floors: docs/perf/gemm.md. Test: tests/bench/bench_test.cc.
 #include <algorithm>
@@ -21,7 +21,7 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-enum class Gradient { kRows, kWeights, kAddedWeights };
+enum class Gradient { kRows, kWeights, kAddedWeights, kQuantisedWeights };
 
 struct GradientSize {
   Gradient of = Gradient::kRows;
@@ -51,6 +51,10 @@ class GradientBench : public Bench {
     } else {
       ARGOSY_ASSIGN_OR_RETURN(bench->out_, Tensor::zeros(DType::kF32, {1, size.n, size.k}));
     }
+    if (size.of == Gradient::kQuantisedWeights) {
+      ARGOSY_ASSIGN_OR_RETURN(bench->d_y_codes_, quantised(&bench->d_y_));
+      ARGOSY_ASSIGN_OR_RETURN(bench->x_codes_, quantised(&bench->x_));
+    }
     ARGOSY_RETURN_IF_ERROR(bench->check());
     return std::unique_ptr<Bench>(std::move(bench));
   }
@@ -78,8 +82,30 @@ class GradientBench : public Bench {
     return {};
   }
 
+  // Along the rows; `values` become what the codes stand for, exactly.
+  static Result<QuantisedTensor> quantised(Tensor* values) {
+    const TensorView rows = values->view();
+    ARGOSY_ASSIGN_OR_RETURN(const QuantisedLayout layout,
+                            quantised_layout(BlockFormat::kMxfp8, rows.dim(1), rows.dim(0)));
+    ARGOSY_ASSIGN_OR_RETURN(QuantisedTensor codes, QuantisedTensor::create(layout));
+    ARGOSY_RETURN_IF_ERROR(transpose_quantise({}, rows, codes.view()));
+    ARGOSY_ASSIGN_OR_RETURN(Tensor lines, Tensor::zeros(DType::kBF16, {rows.dim(1), rows.dim(0)}));
+    ARGOSY_RETURN_IF_ERROR(dequantise({}, std::as_const(codes).view(), lines.view()));
+    for (int64_t r = 0; r < rows.dim(0); ++r) {
+      for (int64_t c = 0; c < rows.dim(1); ++c) {
+        rows.as<BFloat16>()[r * rows.dim(1) + c] = lines.view().as<BFloat16>()[c * rows.dim(0) + r];
+      }
+    }
+    return codes;
+  }
+
   Status run() {
     const int64_t offset = 0;
+    if (size_.of == Gradient::kQuantisedWeights) {
+      return grouped_wgrad(options_,
+                           {std::as_const(d_y_codes_).view(), {&offset, 1}, {&size_.rows, 1}},
+                           std::as_const(x_codes_).view(), {}, out_.view());
+    }
     const RaggedRows d_y{std::as_const(d_y_).view(), {&offset, 1}, {&size_.rows, 1}};
     if (size_.of == Gradient::kRows) return grouped_dgrad(options_, d_y, weights_, out_.view());
     return grouped_wgrad(options_, d_y, std::as_const(x_).view(),
@@ -115,6 +141,7 @@ class GradientBench : public Bench {
   std::unique_ptr<ThreadPool> pool_;
   std::optional<Floor> floor_;
   Tensor d_y_, x_, matrix_, out_;
+  QuantisedTensor d_y_codes_, x_codes_;
   PackedWeights weights_;
 };
 
@@ -122,15 +149,18 @@ class GradientBench : public Bench {
 
 std::vector<BenchCase> gemm_backward_cases(const BenchSizes& sizes) {
   const int64_t n = sizes.quick ? 96 : 2048;
-  const std::pair<const char*, Gradient> kinds[] = {{"gemm_dgrad", Gradient::kRows},
-                                                    {"gemm_wgrad", Gradient::kWeights},
-                                                    {"gemm_wgrad_added", Gradient::kAddedWeights}};
+  const std::pair<const char*, Gradient> kinds[] = {
+      {"gemm_dgrad", Gradient::kRows},
+      {"gemm_wgrad", Gradient::kWeights},
+      {"gemm_wgrad_added", Gradient::kAddedWeights},
+      {"gemm_wgrad_mxfp8", Gradient::kQuantisedWeights}};
   std::vector<BenchCase> cases;
   for (const auto& [name, of] : kinds) {
     for (const int64_t rows : {64, 256, 1024}) {
       const int64_t used = sizes.quick ? rows / 8 : rows;
       // Few rows write a gradient of 16 MiB: no goal of arithmetic.
-      const double goal = rows == 256 && of != Gradient::kAddedWeights ? 0.80 : 0;
+      const bool has_goal = rows == 256 && (of == Gradient::kRows || of == Gradient::kWeights);
+      const double goal = has_goal ? 0.80 : 0;
       cases.push_back({name,
                        {{"rows", used}, {"N", n}, {"K", n}, {"threads", sizes.num_threads}},
                        "bf16 peak",
