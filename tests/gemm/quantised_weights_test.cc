@@ -2,8 +2,7 @@
 // threads, buffers used again, biases, what is refused; the gradient of rows by them against fp64,
 // and pre-activations of quantised rows against grouped_gemm.
 //
-// Mutations tried, each makes a test fail: up's blocks of the joined gradient one too early, scales
-// of along_n taken of 32 k, the bias left out.
+// Mutations tried, each makes a test fail: the halves of a block of n exchanged, the bias left out.
 #include "argosy/quantised_weights.h"
 
 #include <cmath>

@@ -3,7 +3,7 @@
 // what is refused.
 //
 // Mutations tried, each makes a test fail: a chunk that starts from zero, scales counted from the
-// buffer's start, e8m0 scales multiplied in fp32, a scale of the last panel's columns left over.
+// buffer's start, e8m0 scales multiplied in fp32, codes past a group's end left over.
 #include <cmath>
 #include <numeric>
 

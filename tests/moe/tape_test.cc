@@ -119,11 +119,13 @@ TEST(TapeOffload, GivesTheBitsOfSave) {
 
 class OneLayer {
  public:
-  OneLayer(Group& group, const NaiveLayer& layer, int64_t budget_rows) {
+  OneLayer(Group& group, const NaiveLayer& layer, int64_t budget_rows,
+           BlockFormat format = BlockFormat::kUnset) {
     MoeOptions options;
     options.hidden_dtype = layer.dtype;
     options.training = true;
     options.weights_inside = layer.weights_inside;
+    options.training_format = format;
     options.group_alignment = 4;
     options.receive_budget_bytes = budget_rows * layer.hidden * size_of(layer.dtype);
     moe = std::move(*MoeLayer::create(
@@ -155,6 +157,7 @@ struct SizeCase {
   int64_t budget_rows = 100000;
   ReplicatedGradients replicated = ReplicatedGradients::kExact;
   bool weights_inside = false;
+  BlockFormat format = BlockFormat::kUnset;
 };
 
 class TapeSizes : public ::testing::TestWithParam<SizeCase> {};
@@ -171,7 +174,7 @@ TEST_P(TapeSizes, AreWhatWasPredicted) {
     for (size_t at = 0; at < 256; ++at) {
       const TapePolicy policy{kKeeps[at % 4], kKeeps[at / 4 % 4], kKeeps[at / 16 % 4],
                               kKeeps[at / 64]};
-      const OneLayer fresh(group, layer, param.budget_rows);
+      const OneLayer fresh(group, layer, param.budget_rows, param.format);
       MoeTape tape(policy);
       tape.set_offload(arena);
       run_step(*fresh.moe, layer, group, input, tokens, param.replicated, &tape);
@@ -197,7 +200,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(SizeCase{1, false}, SizeCase{1, true}, SizeCase{3, true},
                       SizeCase{3, false, 24},
                       SizeCase{.num_ranks = 3, .budget_rows = 24, .weights_inside = true},
-                      SizeCase{3, true, 100000, ReplicatedGradients::kReduced}));
+                      SizeCase{3, true, 100000, ReplicatedGradients::kReduced},
+                      SizeCase{.num_ranks = 2, .budget_rows = 24, .format = BlockFormat::kMxfp8}));
 
 // Asked of the heap: nothing is held that the prediction does not name.
 TEST(TapeSizes, AreWhatTheHeapGave) {
@@ -205,7 +209,7 @@ TEST(TapeSizes, AreWhatTheHeapGave) {
   const NaiveLayer layer = bf16_layer();
   const Tensor input = testing::to_tensor(rows_of(layer, 60, 5), layer.dtype);
   std::atomic<int64_t> predicted{0};
-  const auto run_all = [&](const TapePolicy& policy) {
+  const auto run_all = [&](const TapePolicy& policy, BlockFormat format = BlockFormat::kUnset) {
     int64_t given = 0;
     predicted = 0;
     run_group(3, [&](Group& group) {
@@ -216,7 +220,7 @@ TEST(TapeSizes, AreWhatTheHeapGave) {
         run_step(moe, layer, group, input, tokens, ReplicatedGradients::kExact, tape);
       };
       // What threads keep for products grows here.
-      const OneLayer first(group, layer, 24), second(group, layer, 24);
+      const OneLayer first(group, layer, 24, format), second(group, layer, 24, format);
       MoeTape warm(policy), tape(policy);
       step(*first.moe, &warm);
       ASSERT_TRUE(group.barrier().ok());
@@ -238,6 +242,8 @@ TEST(TapeSizes, AreWhatTheHeapGave) {
   run_all(kAllFp8);
   run_all(kAllOffload);
   run_all({Keep::kRecompute, Keep::kRecompute, Keep::kRecompute, Keep::kRecompute});
+  run_all({}, BlockFormat::kMxfp8);
+  run_all({.preactivation = Keep::kRecompute}, BlockFormat::kMxfp8);
 }
 
 // Every rank hears of it before a row moves, and the group goes on.
