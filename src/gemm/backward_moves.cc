@@ -29,6 +29,16 @@ void interleave(const std::byte* from, int64_t from_stride, int64_t num_pairs, s
   }
 }
 
+void turn_pairs(const std::byte* from, std::byte* to) {
+  for (int64_t n = 0; n < kTileColumns; ++n) {
+    for (int64_t k = 0; k < kBlockK; ++k) {
+      std::byte* tile = to + k / kTileColumns * kTileBytes;
+      std::memcpy(tile + n / 2 * 64 + k % kTileColumns * 4 + n % 2 * 2,
+                  from + k / 2 * 64 + n * 4 + k % 2 * 2, 2);
+    }
+  }
+}
+
 // A whole block of 32 by 32 in memory of its own, where the caller's is smaller.
 class WholeBlock {
  public:
@@ -67,7 +77,7 @@ void transpose_block(const MoveKernels& moves, const std::byte* from, int64_t fr
 }  // namespace
 
 const MoveKernels& base_moves() {
-  static constexpr MoveKernels kMoves{transpose, interleave};
+  static constexpr MoveKernels kMoves{transpose, interleave, turn_pairs};
   return kMoves;
 }
 
@@ -87,9 +97,7 @@ void transpose_weights(const MoveKernels& moves, DType dtype, const std::byte* p
     }
     return;
   }
-  alignas(64) std::byte rows[kTileBytes];  // [16 n][32 k]
-  moves.transpose(panel + (k_block * 2 + tile) * kTileBytes, 64, rows, 64);
-  moves.interleave(rows, 64, kTileColumns / 2, to_block + half * (kTileBytes / 2));
+  moves.turn_pairs(panel + (k_block * 2 + tile) * kTileBytes, to_block + half * (kTileBytes / 2));
 }
 
 void pack_rows(const MoveKernels& moves, DType dtype, const MatrixBlock& from,

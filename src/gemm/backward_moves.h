@@ -1,9 +1,7 @@
-// How operands of the backward are turned into the forward's layouts: blocks of 32 by 32, by two
+// How operands of the backward are turned into the forward's layouts: blocks of 32 by 32, by three
 // primitives.
 //
-// Moves are exact: no bit changes, and no NaN is touched. Cost on Zen 4: about 150 cycles for a
-// bf16 block of weights, which one row of products (32 cycles) pays many times. Test:
-// tests/gemm/backward_moves_test.cc.
+// Moves are exact: no bit changes, and no NaN is touched. Test: tests/gemm/backward_moves_test.cc.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +19,9 @@ struct MoveKernels {
   // 2 * num_pairs rows of 32 bf16 to pairs of rows, two tiles of 16 columns: line i of a tile is
   // rows 2 i and 2 i + 1, interleaved; the tiles lie 1 KiB apart.
   void (*interleave)(const std::byte* from, int64_t from_stride, int64_t num_pairs, std::byte* to);
+  // A tile of packed bf16 weights, 16 lines of 16 columns n by a pair of k, to pairs of n: line i of each of two tiles 1 KiB
+  // apart is columns 2 i and 2 i + 1 by 16 k. `from` is aligned as `to` is.
+  void (*turn_pairs)(const std::byte* from, std::byte* to);
 };
 const MoveKernels& base_moves();
 const MoveKernels& avx2_moves();

@@ -64,10 +64,16 @@ ARGOSY_KERNEL_TARGET void interleave(const std::byte* from, int64_t from_stride,
   }
 }
 
+ARGOSY_KERNEL_TARGET void turn_pairs(const std::byte* from, std::byte* to) {
+  alignas(64) std::byte rows[16 * 64];  // [16 n][32 k]
+  transpose(from, 64, rows, 64);
+  interleave(rows, 64, 8, to);
+}
+
 }  // namespace
 
 const MoveKernels& avx2_moves() {
-  static constexpr MoveKernels kMoves{transpose, interleave};
+  static constexpr MoveKernels kMoves{transpose, interleave, turn_pairs};
   return kMoves;
 }
 

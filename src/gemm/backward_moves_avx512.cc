@@ -1,5 +1,5 @@
-// The moves of the backward in registers of 512 bits: 64 shuffles for 16 by 16 words, two
-// permutations for a pair of rows. Test: tests/gemm/backward_moves_test.cc.
+// The moves of the backward in registers of 512 bits: 64 shuffles for 16 by 16 words or a tile of
+// pairs, two permutations for a pair of rows. Test: tests/gemm/backward_moves_test.cc.
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 warns of the deliberately undefined operands inside its own intrinsics.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -58,10 +58,42 @@ ARGOSY_KERNEL_TARGET void interleave(const std::byte* from, int64_t from_stride,
   }
 }
 
+// Quarter i of each row, in row order.
+ARGOSY_KERNEL_TARGET __attribute__((always_inline)) inline void store_quarters(
+    const __m512i (&rows)[4], std::byte* to, int64_t step) {
+  const __m512i low01 = _mm512_shuffle_i64x2(rows[0], rows[1], 0x44);
+  const __m512i high01 = _mm512_shuffle_i64x2(rows[0], rows[1], 0xEE);
+  const __m512i low23 = _mm512_shuffle_i64x2(rows[2], rows[3], 0x44);
+  const __m512i high23 = _mm512_shuffle_i64x2(rows[2], rows[3], 0xEE);
+  _mm512_store_si512(to, _mm512_shuffle_i64x2(low01, low23, 0x88));
+  _mm512_store_si512(to + step, _mm512_shuffle_i64x2(low01, low23, 0xDD));
+  _mm512_store_si512(to + 2 * step, _mm512_shuffle_i64x2(high01, high23, 0x88));
+  _mm512_store_si512(to + 3 * step, _mm512_shuffle_i64x2(high01, high23, 0xDD));
+}
+
+// Two neighbouring n by a pair of k are 64 bits: turned by themselves, they are what 8 by 8 words of
+// 64 bits transpose.
+ARGOSY_KERNEL_TARGET void turn_pairs(const std::byte* from, std::byte* to) {
+  const __m512i order = _mm512_broadcast_i32x4(
+      _mm_set_epi16(0x0F0E, 0x0B0A, 0x0D0C, 0x0908, 0x0706, 0x0302, 0x0504, 0x0100));
+  for (int tile = 0; tile < 2; ++tile) {
+    __m512i even[4], odd[4];  // 64-bit words 0, 2, 4, 6 and 1, 3, 5, 7 of two lines
+    for (int i = 0; i < 4; ++i) {
+      const std::byte* lines = from + tile * 512 + i * 128;
+      const __m512i first = _mm512_shuffle_epi8(_mm512_load_si512(lines), order);
+      const __m512i second = _mm512_shuffle_epi8(_mm512_load_si512(lines + 64), order);
+      even[i] = _mm512_unpacklo_epi64(first, second);
+      odd[i] = _mm512_unpackhi_epi64(first, second);
+    }
+    store_quarters(even, to + tile * 1024, 128);
+    store_quarters(odd, to + tile * 1024 + 64, 128);
+  }
+}
+
 }  // namespace
 
 const MoveKernels& avx512_moves() {
-  static constexpr MoveKernels kMoves{transpose, interleave};
+  static constexpr MoveKernels kMoves{transpose, interleave, turn_pairs};
   return kMoves;
 }
 

@@ -30,6 +30,7 @@ class WgradSource {
       for (int64_t n = 0; n < tile.rows.count; n += kPanelColumns) {
         const MatrixBlock from = block_of(d_y_.rows, tile.group, blocks.first + i,
                                           tile.rows.first + n, tile.rows.count - n);
+        if (n + kPanelColumns < tile.rows.count) fetch_next(from);
         transpose_rows(moves_, x_.dtype, from,
                        rows.values + n * rows.value_stride + i * kBlockK * row_element(),
                        rows.value_stride);
@@ -43,9 +44,10 @@ class WgradSource {
     const int64_t block_bytes = kBlockK * kPanelColumns * row_element();
     const int64_t column = panel * kPanelColumns;
     for (int64_t i = 0; i < blocks.count; ++i) {
-      pack_rows(moves_, x_.dtype,
-                block_of(x_, tile.group, blocks.first + i, column, x_.dim(1) - column),
-                room + i * block_bytes);
+      const MatrixBlock from =
+          block_of(x_, tile.group, blocks.first + i, column, x_.dim(1) - column);
+      if (column + kPanelColumns < x_.dim(1)) fetch_next(from);
+      pack_rows(moves_, x_.dtype, from, room + i * block_bytes);
     }
     return room;
   }
@@ -66,6 +68,15 @@ class WgradSource {
     return {view.row(row) + column * row_element(), view.stride(0) * row_element(),
             std::min(kBlockK, size_of_group(group) - block * kBlockK),
             std::min(kPanelColumns, num_columns)};
+  }
+
+  // The next columns of the same rows: the hardware does not see so many streams.
+  void fetch_next(const MatrixBlock& block) const {
+    const int64_t bytes = kPanelColumns * row_element();
+    for (int64_t r = 0; r < block.num_rows; ++r) {
+      const std::byte* next = block.first + r * block.stride_bytes + bytes;
+      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(next + at, 0, 2);
+    }
   }
 
   const MoveKernels& moves_;

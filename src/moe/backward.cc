@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -39,34 +38,6 @@ Status check_output(const char* name, const TensorView& view, DType dtype,
 }
 
 }  // namespace
-
-double dot_rows(DType dtype, const std::byte* a, const std::byte* b, int64_t n) {
-  constexpr int64_t kLanes = 16;
-  std::array<double, kLanes> lanes{};
-  for (int64_t at = 0; at < n; at += kLanes) {
-    for (int64_t lane = 0; lane < std::min(kLanes, n - at); ++lane) {
-      // Exact in fp64: both have at most 24 bits.
-      lanes[static_cast<size_t>(lane)] += static_cast<double>(value_at(dtype, a, at + lane)) *
-                                          static_cast<double>(value_at(dtype, b, at + lane));
-    }
-  }
-  for (size_t half = kLanes / 2; half > 0; half /= 2) {
-    for (size_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  }
-  return lanes[0];
-}
-
-void scale_row(DType dtype, const std::byte* x, float weight, int64_t n, std::byte* out) {
-  if (dtype == DType::kBF16) {
-    const auto* const from = reinterpret_cast<const BFloat16*>(x);
-    auto* const to = reinterpret_cast<BFloat16*>(out);
-    for (int64_t i = 0; i < n; ++i) to[i] = BFloat16::from_float(weight * from[i].to_float());
-    return;
-  }
-  const auto* const from = reinterpret_cast<const float*>(x);
-  auto* const to = reinterpret_cast<float*>(out);
-  for (int64_t i = 0; i < n; ++i) to[i] = weight * from[i];
-}
 
 RaggedRows Backward::of_slots(const ConstTensorView& rows) const {
   return {rows, tape_.plan.group_offsets, tape_.plan.group_sizes};
@@ -399,43 +370,24 @@ void Backward::sum_hidden() const {
   if (out_.d_hidden.dtype == DType::kUnset) return;
   const int64_t h = layer_.shape.hidden;
   const int64_t top_k = layer_.router.top_k;
-  const DType dtype = layer_.dtype;
   const bool has_shared = layer_.shape.shared_intermediate > 0;
   const auto num_valid = static_cast<int64_t>(b_.shared.tokens.size());
   for (int64_t token = 0; token < tape_.routing.num_tokens; ++token) {
     if (!tape_.mask.empty() && tape_.mask[static_cast<size_t>(token)] == 0) {
-      std::memset(out_.d_hidden.row(token), 0, static_cast<size_t>(h * size_of(dtype)));
+      std::memset(out_.d_hidden.row(token), 0, static_cast<size_t>(h * size_of(layer_.dtype)));
     }
   }
+  const GradientRowKernels& kernels = gradient_rows(layer_.dtype);
   layer_.group.pool().parallel_for(num_valid, [&](int64_t at, int) {
     const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
     const int64_t token = b_.shared.tokens[static_cast<size_t>(at)];
     const auto* const shared = reinterpret_cast<const float*>(b_.shared.d_hidden.data()) + at * h;
-    const auto* const gate = reinterpret_cast<const float*>(b_.d_hidden_gate.data()) + token * h;
-    std::byte* const out = out_.d_hidden.row(token);
-    constexpr int64_t kBlock = 512;
-    std::array<float, kBlock> acc;
-    for (int64_t begin = 0; begin < h; begin += kBlock) {
-      const int64_t n = std::min(kBlock, h - begin);
-      for (int64_t i = 0; i < n; ++i) {
-        acc[static_cast<size_t>(i)] = has_shared ? shared[begin + i] : 0.0f;
-      }
-      for (int64_t k = 0; k < top_k; ++k) {
-        const std::byte* const row = b_.returned.rows[static_cast<size_t>(token * top_k + k)];
-        if (row == nullptr) continue;
-        for (int64_t i = 0; i < n; ++i) {
-          acc[static_cast<size_t>(i)] += value_at(dtype, row, begin + i);
-        }
-      }
-      for (int64_t i = 0; i < n; ++i) {
-        const float sum = acc[static_cast<size_t>(i)] + gate[begin + i];
-        if (dtype == DType::kBF16) {
-          reinterpret_cast<BFloat16*>(out)[begin + i] = BFloat16::from_float(sum);
-        } else {
-          reinterpret_cast<float*>(out)[begin + i] = sum;
-        }
-      }
-    }
+    kernels.sum({.shared = has_shared ? shared : nullptr,
+                 .last = reinterpret_cast<const float*>(b_.d_hidden_gate.data()) + token * h,
+                 .rows = b_.returned.rows.data() + token * top_k,
+                 .num_rows = top_k,
+                 .n = h,
+                 .out = out_.d_hidden.row(token)});
   });
 }
 

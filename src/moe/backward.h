@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "argosy/gemm_backward.h"
+#include "moe/gradient_rows.h"
 #include "moe/layer_state.h"
 #include "moe/row_gather.h"
 #include "moe/tape.h"
@@ -102,10 +103,5 @@ class Backward {
   Status nonfinite_;                      // the first row that is
   ConstTensorView results_;               // of the round's slots
 };
-
-// sum of a[i] * b[i] in 16 chains of fp64, added in pairs; both of `dtype`.
-double dot_rows(DType dtype, const std::byte* a, const std::byte* b, int64_t n);
-// out[i] = x[i] * weight, one rounding to `dtype`.
-void scale_row(DType dtype, const std::byte* x, float weight, int64_t n, std::byte* out);
 
 }  // namespace argosy
