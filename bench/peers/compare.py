@@ -35,8 +35,8 @@ class Worker:
 
     alive = set()  # must not outlive the driver: a stopped process would keep its gigabytes
 
-    def __init__(self, name, num_ranks, cores):
-        self.name, self.num_ranks = name, num_ranks
+    def __init__(self, name, num_ranks, cores, mode=()):
+        self.name, self.num_ranks, self.mode = name, num_ranks, mode
         self.folder = tempfile.mkdtemp(prefix="argosy_peers_")
         listener = socket.socket(socket.AF_UNIX)
         path = os.path.join(self.folder, "s")
@@ -70,7 +70,7 @@ class Worker:
         raise Gone("did not start")
 
     def commands(self, path, cores):
-        words = [sys.executable, str(HERE / "worker.py"), path, self.name]
+        words = [sys.executable, str(HERE / "worker.py"), path, self.name, *self.mode]
         environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
         environment["PYTHONPATH"] = os.pathsep.join([str(HERE), str(peers.HOME / "kt"), str(peers.HOME / "zentorch")])
         if self.num_ranks == 1:
@@ -123,16 +123,16 @@ def problem_of(answers):
     return refusals[0] if refusals else None
 
 
-def check_peer(name, cores):
+def check_peer(name, cores, cases, tolerance, mode=()):
     """case -> text, "ok" first when it is right. A worker that dies is started again for the next case."""
     verdicts, worker = {}, None
-    for case in layer_data.check_cases():
+    for case in cases:
         try:
-            worker = worker or Worker(name, 1, cores)
+            worker = worker or Worker(name, 1, cores, mode)
             answers = worker.ask({"do": "check", "case": case})
             refusal = problem_of(answers)
             error = None if refusal else max(answer["error"] for answer in answers)
-            verdicts[case] = refusal or f"{'ok' if error < peers.TOLERANCE[name] else 'WRONG'} ({error:.1e})"
+            verdicts[case] = refusal or f"{'ok' if error < tolerance else 'WRONG'} ({error:.1e})"
         except Gone as problem:
             verdicts[case] = str(problem)
             if worker is not None:
@@ -271,7 +271,7 @@ def run_all(names, counts, seconds, with_ranks, unavailable):
     checks = {}
     for name in names:
         print(f"checking {name}", file=sys.stderr)
-        checks[name] = check_peer(name, cores)
+        checks[name] = check_peer(name, cores, layer_data.check_cases(), peers.TOLERANCE[name])
     with tempfile.TemporaryDirectory(prefix="argosy_peers_") as folder:
         print("making the inputs and their reference", file=sys.stderr)
         checked = [min(counts)]

@@ -75,6 +75,21 @@ def quantised_tables(data):
     return lines + [f"- left out: {name}: {why}" for name, why in data["skipped"].items()]
 
 
+def checks_table(data):
+    cases = list(next(iter(data["checks"].values()), {}))
+    lines = ["## Against fp64, small shapes", "",
+             "| implementation | " + " | ".join(cases) + " |", "| --- " * (len(cases) + 1) + "|"]
+    for peer, verdicts in data["checks"].items():
+        lines.append(f"| {peer} | " + " | ".join(v.replace("|", "/") for v in verdicts.values()) + " |")
+    return lines
+
+
+def left_out(data):
+    if not data["skipped"]:
+        return []
+    return ["", "## Left out", ""] + [f"- {name}: {why}" for name, why in data["skipped"].items()]
+
+
 def markdown(data):
     shape = data["shape"]
     lines = [f"# MoE layer forward on {data['cpu']}", "",
@@ -87,51 +102,51 @@ def markdown(data):
         lines += router_tables(data["routers"])
     if data.get("quantised"):
         lines += quantised_tables(data["quantised"])
-    lines += ["## Against fp64, small shapes", ""]
-    cases = list(next(iter(data["checks"].values()), {}))
-    lines += ["| implementation | " + " | ".join(cases) + " |", "| --- " * (len(cases) + 1) + "|"]
-    for peer, verdicts in data["checks"].items():
-        lines.append(f"| {peer} | " + " | ".join(v.replace("|", "/") for v in verdicts.values()) + " |")
-    if data["skipped"]:
-        lines += ["", "## Left out", ""] + [f"- {name}: {why}" for name, why in data["skipped"].items()]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + checks_table(data) + left_out(data)) + "\n"
 
 
-def svg(data):
-    """Bars of time over Argosy's, per number of tokens; one rank."""
-    groups = by_tokens(data["one_rank"])
-    names = sorted({r["peer"] for r in data["one_rank"]}, key=lambda n: (n != "argosy", n))
+def bars(title, groups):
+    """A picture: bars of time over Argosy's, for each of `groups`, label -> results."""
+    names = sorted({r["peer"] for rows in groups.values() for r in rows}, key=lambda n: (n != "argosy", n))
     colours = dict(zip(names, ["#c0392b", "#1b6ca8", "#4fa3d1", "#7f8c8d", "#2e8b57", "#8e6bbf", "#e08e0b"]))
     bar, gap, left, top, plot = 16, 30, 60, 50, 260
-    width = left + sum(gap + bar * len(rows) for rows in groups.values()) + 230
+    width = left + sum(gap + max(bar * len(rows), 7 * len(label)) for label, rows in groups.items()) + 230
     most = 4.0  # longer bars are cut and say their number
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top + plot + 50}" '
            'font-family="sans-serif" font-size="12">',
            f'<rect width="{width}" height="{top + plot + 50}" fill="#ffffff"/>',
-           f'<text x="{left}" y="22" font-size="15">Time over Argosy\'s, one thread (lower is faster)</text>']
+           f'<text x="{left}" y="22" font-size="15">{title}</text>']
     for tick in range(int(most) + 1):
         y = top + plot - plot * tick / most
         out.append(f'<line x1="{left}" y1="{y}" x2="{width - 220}" y2="{y}" stroke="#e4e4e4"/>')
         out.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{tick}</text>')
     x = left + gap / 2
-    for count, rows in groups.items():
+    for label, rows in groups.items():
         own = next((r["median_seconds"] for r in rows if r["peer"] == "argosy"), None)
         base = own or min(r["median_seconds"] for r in rows)
-        begin = x
+        name = label.replace(" = ", "=")
+        space = max(bar * len(rows), 7 * len(label))
+        middle = x + space / 2
+        x += (space - bar * len(rows)) / 2
         for r in rows:
             ratio = r["median_seconds"] / base
             height = plot * min(ratio, most) / most
             out.append(f'<rect x="{x:.0f}" y="{top + plot - height:.1f}" width="{bar - 2}" height="{height:.1f}" '
-                       f'fill="{colours[r["peer"]]}"><title>{r["peer"]}, T={count}: {time_text(r["median_seconds"])}'
+                       f'fill="{colours[r["peer"]]}"><title>{r["peer"]}, {name}: {time_text(r["median_seconds"])}'
                        f'</title></rect>')
             if ratio > most:
                 out.append(f'<text x="{x + 7:.0f}" y="{top - 4}" text-anchor="middle" font-size="9">'
                            f'{ratio:.0f}</text>')
             x += bar
-        out.append(f'<text x="{(begin + x) / 2:.0f}" y="{top + plot + 18}" text-anchor="middle">T = {count}</text>')
-        x += gap
+        out.append(f'<text x="{middle:.0f}" y="{top + plot + 18}" text-anchor="middle">{label}</text>')
+        x = middle + space / 2 + gap
     for i, name in enumerate(names):
         y = top + 18 * i
         out.append(f'<rect x="{width - 205}" y="{y}" width="12" height="12" fill="{colours[name]}"/>')
         out.append(f'<text x="{width - 188}" y="{y + 10}">{name}</text>')
     return "\n".join(out + ["</svg>"]) + "\n"
+
+
+def svg(data):
+    groups = {f"T = {count}": rows for count, rows in by_tokens(data["one_rank"]).items()}
+    return bars("Time over Argosy's, one thread (lower is faster)", groups)

@@ -3,6 +3,7 @@
     worker.py SOCKET NAME           one rank
     worker.py SOCKET NAME ranks     one of the ranks that mpirun or compare.py starts (RANK, WORLD_SIZE or
                                     Open MPI's variables); NAME runs inside the MPI recipe, or is argosy
+    worker.py SOCKET NAME train     one rank, training steps (train_peers.py)
 
 Requests and answers are lines of JSON. A worker answers everything; what a library cannot do is an answer too,
 and a worker that dies was killed by its library.
@@ -19,6 +20,8 @@ import numpy as np
 
 import layer_data
 import peers
+import train_data
+import train_peers
 
 
 class MpiPeer:
@@ -137,8 +140,56 @@ class Worker:
                 "times": self.times}[kind](**request)
 
 
+class TrainWorker:
+    """One implementation of the training step."""
+    rank = 0
+
+    def __init__(self, name):
+        self.make = train_peers.PEERS[name]
+        self.checked = []
+
+    def check(self, case):
+        """Largest relative error of output and gradients on one of the small cases."""
+        inputs = train_data.check_cases()[case]
+        peer = self.make(inputs.gate, inputs.gate_up, inputs.down, train_data.SMALL.top_k)
+        self.checked.append(peer)
+        call = peer.prepare(inputs.x, inputs.d_output)
+        every = list(range(train_data.SMALL.num_experts))
+        got = peer.result(call, peer.run(call), every)
+        want = train_data.reference(inputs, train_data.SMALL.top_k, every)
+        return {"error": train_data.worst_of(train_data.errors_of(got, want))[1]}
+
+    def load(self, folder, top_k):
+        inputs, self.experts, self.want = train_data.load_full(folder)
+        self.peer = self.make(inputs.gate, inputs.gate_up, inputs.down, top_k)
+        self.call = self.peer.prepare(inputs.x, inputs.d_output)
+        return {}
+
+    def first_step(self):
+        """A step from cold, held against the reference."""
+        begin = time.monotonic()
+        out = self.peer.run(self.call)
+        seconds = time.monotonic() - begin
+        got = self.peer.result(self.call, out, self.experts)
+        return {"seconds": seconds, "errors": train_data.errors_of(got, self.want)}
+
+    def times(self, num_calls):
+        seconds = []
+        for _ in range(num_calls):
+            begin = time.monotonic()
+            self.peer.run(self.call)
+            seconds.append(time.monotonic() - begin)
+        return {"seconds": seconds}
+
+    def answer(self, request):
+        kind = request.pop("do")
+        return {"check": self.check, "load": self.load, "first_step": self.first_step,
+                "times": self.times}[kind](**request)
+
+
 def main():
-    worker = Worker(sys.argv[2], len(sys.argv) > 3)
+    mode = sys.argv[3] if len(sys.argv) > 3 else ""
+    worker = TrainWorker(sys.argv[2]) if mode == "train" else Worker(sys.argv[2], mode == "ranks")
     link = socket.socket(socket.AF_UNIX)
     link.connect(sys.argv[1])
     stream = link.makefile("rw")

@@ -1,6 +1,6 @@
 """bench/peers: every script compiles, the report says what the data says. Installs and times nothing."""
 
-import importlib.util
+import importlib
 import pathlib
 import subprocess
 import sys
@@ -11,12 +11,13 @@ ROOT = pathlib.Path(sys.argv.pop()) if len(sys.argv) > 1 else pathlib.Path(__fil
 PEERS = ROOT / "bench/peers"
 
 
-def load_report():
+def load_report(name="report"):
     sys.dont_write_bytecode = True
-    spec = importlib.util.spec_from_file_location("report", PEERS / "report.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(PEERS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
 
 
 def row(peer, count, seconds):
@@ -76,6 +77,22 @@ class PeersTest(unittest.TestCase):
         self.assertIn("8 bits, Argosy's speed over the best other's: 1.50", text)
         self.assertNotIn("4 bits, Argosy", text)
         self.assertIn("kt-kernel INT8: no second core", text)
+
+    def test_training_steps_stand_by_shape_with_their_errors(self):
+        def result(peer, shape, seconds):
+            errors = {kind: 0.004 for kind in ("output", "d_hidden", "d_gate", "d_gate_up", "d_down")}
+            return {**row(peer, 2048, seconds), "shape": shape, "errors": errors}
+        data = {**sample(), "results": [result("other", "E 32", 2.4), result("argosy", "E 32", 2.0),
+                                        result("argosy", "E 64", 1.0), result("other", "E 64", 30.0)]}
+        report = load_report("train_report")
+        text = report.markdown(data)
+        self.assertIn("| argosy | 2.000 s | 1.000 to 4.000 s | 9 | 100.0 | 4.0e-03 |", text)
+        self.assertIn("speed over the best other's: 1.20 (goal 1.25, below)", text)
+        self.assertIn("speed over the best other's: 30.00 (goal 1.25, met)", text)
+        self.assertIn("- third: cannot be installed here", text)
+        picture = xml.etree.ElementTree.fromstring(report.svg(data))
+        bars = [e for e in picture.iter("{http://www.w3.org/2000/svg}rect") if len(e)]
+        self.assertEqual(len(bars), 4)
 
     def test_picture_has_a_bar_per_result(self):
         tree = xml.etree.ElementTree.fromstring(load_report().svg(sample()))
