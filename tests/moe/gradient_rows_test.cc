@@ -1,7 +1,7 @@
 // Every build of the row arithmetic of backward against scalar steps written out here; bit for bit.
 //
-// Mutations tried, each makes a test fail: the chains of dot added 1, 2, 4, 8 apart; `last` added first; the fp32 NaN left as it
-// comes.
+// Mutations tried, each makes a test fail: the chains of dot added 1, 2, 4, 8 apart; `last` added to the start as well; a NaN left
+// as it comes, of fp32 and of dot.
 #include "moe/gradient_rows.h"
 
 #include <gtest/gtest.h>
