@@ -23,19 +23,15 @@
 
 namespace argosy {
 
-// What NaN or Inf among the gradients of all ranks do.
-enum class NonFiniteGradient : uint8_t {
-  kError,  // kNonFinite on every rank names the tensor, the expert and the place
-  kPass,   // they stay, and the norm is not finite; nothing is clipped then
-};
-
 // The same on every rank.
 struct GradientSyncOptions {
   // Valid tokens of the global batch; 0: what the ranks give is added up.
   int64_t global_tokens = 0;
   // Above this norm gradients are multiplied by max_norm / norm; 0: never.
   double max_norm = 0;
-  NonFiniteGradient on_nonfinite = NonFiniteGradient::kError;
+  // NaN or Inf among the gradients of all ranks: kNonFinite names the tensor, the expert and the place; or they stay, the norm
+  // is not finite and nothing is clipped.
+  NonFiniteGradients nonfinite = NonFiniteGradients::kError;
 };
 
 struct GradientSummary {

@@ -54,8 +54,8 @@ std::vector<Setting> settings_of(const MoeGradients& gradients, const GradientSy
   }
   settings.push_back({prefix + "global_tokens", fmt::format("{}", options.global_tokens)});
   settings.push_back({prefix + "max_norm", fmt::format("{}", options.max_norm)});
-  settings.push_back({prefix + "on_nonfinite",
-                      options.on_nonfinite == NonFiniteGradient::kError ? "error" : "pass"});
+  settings.push_back(
+      {prefix + "nonfinite", options.nonfinite == NonFiniteGradients::kError ? "error" : "pass"});
   return settings;
 }
 
@@ -141,7 +141,7 @@ struct GradientSync::State {
     summary.num_tokens = num_tokens;
     summary.norm = std::sqrt(squares.sum);
     // All ranks of all rows see the same sum.
-    if (!std::isfinite(squares.sum) && options.on_nonfinite == NonFiniteGradient::kError) {
+    if (!std::isfinite(squares.sum) && options.nonfinite == NonFiniteGradients::kError) {
       const std::string where = find_nonfinite(gradients, squares.first_expert);
       const Status mine = where.empty() ? Status() : Status(StatusCode::kNonFinite, where);
       *nonfinite = gather_statuses(ep, *ep_statuses, "rank", mine, 0).error();

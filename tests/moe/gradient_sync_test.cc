@@ -347,7 +347,7 @@ TEST(GradientSync, PassesNonFiniteOnesOnWhenAsked) {
   const Synced synced =
       run_small([](int rank, MoeGradients* g, int64_t*, GradientSyncOptions* options) {
         if (rank == 3) g->d_expert_up.as<float>()[9] = std::nanf("");
-        options->on_nonfinite = NonFiniteGradient::kPass;
+        options->nonfinite = NonFiniteGradients::kPass;
         options->max_norm = 1;
       });
   for (const Status& status : synced.statuses) EXPECT_TRUE(status.ok()) << status.to_string();
