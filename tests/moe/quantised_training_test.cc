@@ -2,8 +2,8 @@
 // gradients bit for bit, for any ranks, threads, levels, receive rounds and tape policies; what is
 // refused.
 //
-// Mutations tried, each makes a test fail: h rounded to codes before the activation's gradient, weight
-// gradients of rows quantised along H, up's weights before gate's in the gradient of rows.
+// Mutations tried, each makes a test fail: d_gate's codes where d_up's belong, the codes past each operand's end left over, the
+// codes of one x used for another.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -106,6 +106,64 @@ INSTANTIATE_TEST_SUITE_P(
                       testing::LayerCase{DType::kF32, DotOrder::kVdpbf16, true, false},
                       testing::LayerCase{DType::kBF16, DotOrder::kVdpbf16, false, false, true}));
 
+// Trained in MXFP8, the copies in both directions change with the weights: output and gradients of a layer made with the new
+// ones.
+TEST(UpdateWeights, QuantisedCopiesFollow) {
+  const NaiveLayer before = layer_of({DType::kBF16, DotOrder::kVdpbf16, true, true});
+  const NaiveLayer after = other_layer_of({DType::kBF16, DotOrder::kVdpbf16, true, true});
+  std::mt19937_64 random(3);
+  const Tensor input =
+      testing::to_tensor(testing::random_matrix(random, 12, 37, 1.0f, true), DType::kBF16);
+  struct Step {
+    std::vector<BFloat16> output, d_hidden;
+    std::vector<float> d_down;
+  };
+  run_group(2, [&](Group& group) {
+    MoeOptions options;
+    options.hidden_dtype = DType::kBF16;
+    options.training = true;
+    options.training_format = BlockFormat::kMxfp8;
+    const auto make = [&](const NaiveLayer& layer) {
+      return std::move(*MoeLayer::create(
+          group, layer.router, std::move(*testing::weights_for_rank(layer, group.rank(), 2)),
+          options));
+    };
+    const auto step = [&](MoeLayer& layer) {
+      constexpr int64_t kTokens = 6;
+      const ConstTensorView x = input.view().rows(group.rank() * kTokens, kTokens);
+      const int64_t local = Placement{9, 2, 0}.num_local(group.rank());
+      Step made;
+      made.output.resize(kTokens * 37);
+      made.d_hidden.resize(kTokens * 37);
+      made.d_down.resize(static_cast<size_t>(local * 37 * 19));
+      MoeTape tape;
+      MoeGradients gradients;
+      gradients.d_hidden = TensorView(made.d_hidden.data(), DType::kBF16, {kTokens, 37});
+      gradients.d_expert_down = TensorView(made.d_down.data(), DType::kF32, {local, 37, 19});
+      Status status = layer.forward_train(
+          x, nullptr, TensorView(made.output.data(), DType::kBF16, {kTokens, 37}), &tape, nullptr);
+      EXPECT_TRUE(status.ok()) << status.to_string();
+      status = layer.backward(tape, x, x, {}, gradients);
+      EXPECT_TRUE(status.ok()) << status.to_string();
+      return made;
+    };
+    const auto same = [](const auto& a, const auto& b) {
+      return std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
+    };
+    const std::unique_ptr<MoeLayer> changed = make(before), fresh = make(after);
+    const Step old = step(*changed), want = step(*fresh);
+    EXPECT_FALSE(same(old.output, want.output));
+    const Status updated = changed->update_weights(
+        [&](MoeWeights& weights) { return repack(after, group.rank(), 2, &weights); });
+    ASSERT_TRUE(updated.ok()) << updated.to_string();
+    const Step got = step(*changed);
+    EXPECT_TRUE(same(got.output, want.output));
+    EXPECT_TRUE(same(got.d_hidden, want.d_hidden));
+    EXPECT_TRUE(same(got.d_down, want.d_down));
+    ASSERT_TRUE(group.barrier().ok());
+  });
+}
+
 TEST(UpdateWeights, AFailedChangeIsEveryRanksErrorUntilOneSucceeds) {
   const NaiveLayer layer = layer_of({DType::kF32, DotOrder::kVdpbf16, false, false});
   std::mt19937_64 random(3);
