@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 
@@ -77,20 +78,24 @@ TEST(Recipe, TheFileIsTheSameForAnyRanksAndTransport) {
   }
 }
 
-// Of the same bf16 inputs: as far from bf16's gradients as 3 bits of mantissa put it, and no further.
+// Of the same bf16 inputs: as far from bf16's gradients as 3 bits of mantissa put it. On the way to any of them at most six
+// operands are rounded by at most 2^-4 each: rows and weights forward, rows and weights of both gradients. Most are far nearer.
 TEST(Recipe, GradientsAreNearThoseOfBf16) {
   const std::string path = fresh_dir("recipe_near") + "/grads.safetensors";
   for (const Model& model : kModels) {
     run_with(model, {"--dtype", "bf16", "--grads", path});
     for (const char* recipe : {"mxfp8", "mxfp8_ceil"}) {
       const json report = run_with(model, {"--dtype", "bf16", "--recipe", recipe, "--compare-grads",
-                                           path, "--tolerance", "0.2", "--ranks", "2"});
-      double worst = 0;
+                                           path, "--tolerance", "0.375", "--ranks", "2"});
+      std::vector<double> errors;
       for (const json& gradient : report["gradients"]) {
-        worst = std::max(worst, gradient["max_rel_to_peak"].get<double>());
+        errors.push_back(gradient["max_rel_to_peak"].get<double>());
       }
-      EXPECT_GT(worst, 1e-2) << model.name << " " << recipe;
-      EXPECT_LE(worst, 0.2) << model.name << " " << recipe;
+      std::sort(errors.begin(), errors.end());
+      ASSERT_FALSE(errors.empty());
+      EXPECT_GT(errors.back(), 1e-2) << model.name << " " << recipe;
+      EXPECT_LE(errors.back(), 6.0 / 16) << model.name << " " << recipe;
+      EXPECT_LE(errors[errors.size() / 2], 0.1) << model.name << " " << recipe;
     }
   }
 }
