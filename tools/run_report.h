@@ -60,7 +60,7 @@ struct RunReport {
   std::string taken_mode;  // of the last call: throughput or latency
   std::string payload;     // of dispatch
   bool weights_inside = false;
-  std::string recipe;      // of the experts' products
+  std::string recipe;  // of the experts' products
   int64_t latency_tokens =
       0;  // mode auto: the most tokens of a rank that latency mode is faster for
   std::vector<std::vector<PeerWait>> waits;  // [R] by rank that waited
