@@ -1,7 +1,7 @@
 // Trains one MoE layer to do what a frozen dense layer does, on hidden states captured from a real model.
 //
 //   train_layer --data FILE.safetensors:TENSOR [--ranks R] [--threads T] [--steps N] [--dtype bf16|fp32]
-//               [--capacity NUM/DEN] [--balance on|off] [--csv FILE]
+//               [--recipe mxfp8] [--capacity NUM/DEN] [--balance on|off] [--csv FILE]
 //
 // AdamW steps fp32 master weights, which are packed again for every step. The router is balanced by its selection bias
 // alone, without a loss (--balance off: not at all). --capacity drops what an expert gets above its capacity; without it no token is ever dropped. Every
@@ -51,6 +51,7 @@ struct Options {
   int threads_per_rank = 1;
   int64_t num_steps = 600;
   DType dtype = DType::kBF16;
+  argosy::BlockFormat format = argosy::BlockFormat::kUnset;  // of the experts' products
   std::optional<argosy::CapacitySpec> capacity;
   bool balance = true;
   std::string csv;
@@ -162,6 +163,7 @@ class Trainer {
     argosy::MoeOptions layer;
     layer.hidden_dtype = options_.dtype;
     layer.training = true;
+    layer.training_format = options_.format;
     layer.capacity = options_.capacity;
     ARGOSY_ASSIGN_OR_RETURN(argosy::MoeWeights weights, student_.make_weights());
     ARGOSY_ASSIGN_OR_RETURN(layer_, MoeLayer::create(group_, router, std::move(weights), layer));
@@ -341,6 +343,8 @@ bool parse_option(std::string_view name, const char* value, Options* options) {
   } else if (name == "--dtype" &&
              (std::string_view(value) == "bf16" || std::string_view(value) == "fp32")) {
     options->dtype = std::string_view(value) == "bf16" ? DType::kBF16 : DType::kF32;
+  } else if (name == "--recipe" && std::string_view(value) == "mxfp8") {
+    options->format = argosy::BlockFormat::kMxfp8;
   } else if (name == "--capacity") {
     return parse_capacity(value, options);
   } else if (name == "--balance" &&
@@ -382,10 +386,10 @@ int main(int argc, char** argv) {
     if (!is_right) std::fprintf(stderr, "%s %s?\n", argv[at], argv[at + 1]);
   }
   if (!is_right || options.data.empty()) {
-    std::fprintf(
-        stderr,
-        "usage: train_layer --data FILE.safetensors:TENSOR [--ranks R] [--threads T] "
-        "[--steps N] [--dtype bf16|fp32] [--capacity NUM/DEN] [--balance on|off] [--csv FILE]\n");
+    std::fprintf(stderr,
+                 "usage: train_layer --data FILE.safetensors:TENSOR [--ranks R] [--threads T] "
+                 "[--steps N] [--dtype bf16|fp32] [--recipe mxfp8] [--capacity NUM/DEN] [--balance "
+                 "on|off] [--csv FILE]\n");
     return 2;
   }
   const Status status = run(options);
