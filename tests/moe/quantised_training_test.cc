@@ -323,7 +323,7 @@ NaiveGradients run_layer(const NaiveLayer& layer, BlockFormat format, const Matr
             (*moe)
                 ->forward(x, nullptr, TensorView(again.data(), DType::kBF16, {count, h}), nullptr)
                 .ok());
-        ASSERT_EQ(std::memcmp(again.data(), output.data, again.size() * 2), 0);
+        ASSERT_TRUE(count == 0 || std::memcmp(again.data(), output.data, again.size() * 2) == 0);
         if (group.rank() == 0) all.gate = gate;
         ASSERT_TRUE(group.barrier().ok());
       },
