@@ -167,15 +167,15 @@ Result<std::unique_ptr<GradientSync>> GradientSync::create(Group& ep, Group* cop
                             {"ep.rank", fmt::format("{}", ep.rank())}});
   }
   // Also a rank whose column is wrong takes part, so that its row learns it at once.
-  const Status row =
-      ep.agree(
-          column.ok()
-              ? std::vector<Setting>{{"copies.num_ranks",
-                                      fmt::format("{}",
-                                                  copies == nullptr ? 1 : copies->num_ranks())},
-                                     {"copies.rank",
-                                      fmt::format("{}", copies == nullptr ? 0 : copies->rank())}}
-              : std::vector<Setting>{{"gradient_sync.check", column.to_string()}});
+  std::vector<Setting> settings;
+  if (column.ok()) {
+    settings.push_back(
+        {"copies.num_ranks", fmt::format("{}", copies == nullptr ? 1 : copies->num_ranks())});
+    settings.push_back({"copies.rank", fmt::format("{}", copies == nullptr ? 0 : copies->rank())});
+  } else {
+    settings.push_back({"gradient_sync.check", column.to_string()});
+  }
+  const Status row = ep.agree(settings);
   ARGOSY_RETURN_IF_ERROR(column);
   ARGOSY_RETURN_IF_ERROR(row);
   auto state = std::make_unique<State>(State{ep, copies, {}, {}, {}, {}});
