@@ -92,7 +92,7 @@ Status CapacityDrop::run(const Status& local, const Routing& routing, Routing* k
       (*assigned)[e] += count;
     }
   }
-  const Status done = drop(routing, num_tokens, kept);
+  Status done = drop(routing, num_tokens, kept);
   // Past the statuses a failure is this rank's alone: nobody waits for it.
   if (!done.ok()) group_.abort(done);
   return done;

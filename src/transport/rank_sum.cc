@@ -26,7 +26,7 @@ int64_t RankSum::largest_slice() const {
 int64_t RankSum::values_flag(int rank) const { return rank * kLineBytes; }
 int64_t RankSum::sums_flag(int rank) const { return (endpoint_.num_ranks() + rank) * kLineBytes; }
 int64_t RankSum::values_offset(int rank) const {
-  return 2 * endpoint_.num_ranks() * kLineBytes + rank * largest_slice();
+  return int64_t{2} * endpoint_.num_ranks() * kLineBytes + rank * largest_slice();
 }
 int64_t RankSum::sums_offset(int64_t at) const {
   return values_offset(endpoint_.num_ranks()) + at * kValueBytes;
