@@ -145,4 +145,70 @@ inline void expect_error(const Status& status, StatusCode code,
   }
 }
 
+// What a weight gradient goes to: out[g] = (out[g] +) alpha[g] * sum, with groups without rows among them.
+struct WgradOutput {
+  int64_t n, k;
+  TestGroups groups;
+  bool accumulate;
+  DType out;
+  TestMatrix main;  // [G * (N + 1), K] with padding: matrices and rows lie apart
+  std::vector<float> alpha;
+
+  WgradOutput(std::mt19937& rng, Values values, int64_t rows, int64_t cols,
+              std::vector<int64_t> sizes)
+      : n(rows),
+        k(cols),
+        groups(rng, std::move(sizes)),
+        accumulate(rng() % 2 == 0),
+        out(rng() % 2 == 0 ? DType::kF32 : DType::kBF16),
+        main(out, num_groups() * (n + 1), k, below(rng, 3)) {
+    const bool has_alpha = rng() % 2 == 0;
+    for (int64_t g = 0; g < num_groups(); ++g) {
+      if (has_alpha) alpha.push_back(std::bit_cast<float>(random_bits(rng, values)));
+      if (accumulate) main.fill(rng, values, g * (n + 1), n);
+    }
+  }
+
+  int64_t num_groups() const { return static_cast<int64_t>(groups.sizes.size()); }
+
+  TensorView out_view(TestMatrix* gradient) const {
+    const TensorView flat = gradient->view();
+    TensorView view(flat.data, out, {num_groups(), n, k});
+    view.strides[0] = flat.stride(0) * (n + 1);
+    view.strides[1] = flat.stride(0);
+    return view;
+  }
+
+  // By the definition; sum_of(g, i, j): what is summed.
+  template <typename SumOf>
+  TestMatrix of_sums(const SumOf& sum_of) const {
+    TestMatrix gradient = main;
+    for (size_t g = 0; g < groups.sizes.size(); ++g) {
+      if (groups.sizes[g] == 0 && accumulate) continue;
+      const bool has_alpha = !alpha.empty() && groups.sizes[g] > 0;
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t row = static_cast<int64_t>(g) * (n + 1) + i;
+        for (int64_t j = 0; j < k; ++j) {
+          const float sum = sum_of(g, i, j);
+          const volatile float scaled = has_alpha ? alpha[g] * sum : sum;
+          gradient.set(row, j, accumulate ? main.get(row, j) + scaled : scaled);
+        }
+      }
+    }
+    return gradient;
+  }
+};
+
+// Case: text(), expected(), run(level, pool), which give a TestMatrix.
+template <typename Case>
+void expect_all_levels(const Case& one, ThreadPool* pool) {
+  SCOPED_TRACE(one.text());
+  const TestMatrix want = one.expected();
+  for (const Level level : usable_levels()) {
+    ASSERT_TRUE(one.run(level).bytes() == want.bytes()) << argosy::name_of(level);
+    ASSERT_TRUE(one.run(level, pool).bytes() == want.bytes())
+        << argosy::name_of(level) << " with threads";
+  }
+}
+
 }  // namespace argosy::testing

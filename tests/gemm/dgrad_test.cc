@@ -12,6 +12,7 @@ namespace {
 
 using testing::Arithmetic;
 using testing::below;
+using testing::expect_all_levels;
 using testing::expect_error;
 using testing::kArithmetics;
 using testing::TestGroups;
@@ -96,15 +97,6 @@ struct Case {
     return d_x;
   }
 };
-
-void expect_all_levels(const Case& one, ThreadPool* pool) {
-  SCOPED_TRACE(one.text());
-  const TestMatrix want = one.expected();
-  for (const Level level : testing::usable_levels()) {
-    ASSERT_TRUE(one.run(level).bytes() == want.bytes()) << name_of(level);
-    ASSERT_TRUE(one.run(level, pool).bytes() == want.bytes()) << name_of(level) << " with threads";
-  }
-}
 
 TEST(Dgrad, EveryLevelGivesTheTwinsBits) {
   constexpr uint32_t kSeed = 20241101;

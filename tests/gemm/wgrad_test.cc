@@ -13,6 +13,7 @@ namespace {
 using testing::Arithmetic;
 using testing::below;
 using testing::bits_of;
+using testing::expect_all_levels;
 using testing::expect_error;
 using testing::TestGroups;
 using testing::TestMatrix;
@@ -24,35 +25,17 @@ constexpr Arithmetic kSameBothSides[] = {
     {DType::kF32, DType::kF32, DotOrder::kVdpbf16},
 };
 
-struct Case {
+struct Case : testing::WgradOutput {
   Arithmetic arithmetic;
-  int64_t n, k;
-  TestGroups groups;
   TestMatrix d_y, x;
-  std::vector<float> alpha;
-  bool accumulate;
-  DType out;
-  TestMatrix main;  // [G * (N + 1), K] with padding: matrices and rows lie apart
 
   Case(std::mt19937& rng, const Arithmetic& numbers, Values values, int64_t rows, int64_t cols,
        std::vector<int64_t> sizes)
-      : arithmetic(numbers),
-        n(rows),
-        k(cols),
-        groups(rng, std::move(sizes)),
+      : WgradOutput(rng, values, rows, cols, std::move(sizes)),
+        arithmetic(numbers),
         d_y(groups.random_rows(rng, values, numbers.rows, n)),
-        x(groups.random_rows(rng, values, numbers.rows, k)),
-        accumulate(rng() % 2 == 0),
-        out(rng() % 2 == 0 ? DType::kF32 : DType::kBF16),
-        main(out, num_groups() * (n + 1), k, below(rng, 3)) {
-    const bool has_alpha = rng() % 2 == 0;
-    for (int64_t g = 0; g < num_groups(); ++g) {
-      if (has_alpha) alpha.push_back(std::bit_cast<float>(testing::random_bits(rng, values)));
-      if (accumulate) main.fill(rng, values, g * (n + 1), n);
-    }
-  }
+        x(groups.random_rows(rng, values, numbers.rows, k)) {}
 
-  int64_t num_groups() const { return static_cast<int64_t>(groups.sizes.size()); }
   std::string text() const {
     return fmt::format("{} n {} k {} out {}{}{} sizes {}", arithmetic.text(), n, k,
                        argosy::name_of(out), accumulate ? " accumulate" : "",
@@ -60,14 +43,6 @@ struct Case {
   }
   RaggedRows ragged() const { return {d_y.view(), groups.offsets, groups.sizes}; }
   WeightGradientOptions options() const { return {alpha, accumulate}; }
-
-  TensorView out_view(TestMatrix* gradient) const {
-    const TensorView flat = gradient->view();
-    TensorView view(flat.data, out, {num_groups(), n, k});
-    view.strides[0] = flat.stride(0) * (n + 1);
-    view.strides[1] = flat.stride(0);
-    return view;
-  }
 
   TestMatrix run(Level level, ThreadPool* pool = nullptr) const {
     TestMatrix gradient = main;
@@ -87,32 +62,12 @@ struct Case {
   }
 
   TestMatrix expected() const {
-    TestMatrix gradient = main;
-    for (size_t g = 0; g < groups.sizes.size(); ++g) {
-      if (groups.sizes[g] == 0 && accumulate) continue;
-      const bool has_alpha = !alpha.empty() && groups.sizes[g] > 0;
-      for (int64_t i = 0; i < n; ++i) {
-        const int64_t row = static_cast<int64_t>(g) * (n + 1) + i;
-        for (int64_t j = 0; j < k; ++j) {
-          const float sum = testing::twin_dot(arithmetic.rows, arithmetic.order, column(d_y, g, i),
-                                              column(x, g, j));
-          const volatile float scaled = has_alpha ? alpha[g] * sum : sum;
-          gradient.set(row, j, accumulate ? main.get(row, j) + scaled : scaled);
-        }
-      }
-    }
-    return gradient;
+    return of_sums([this](size_t g, int64_t i, int64_t j) {
+      return testing::twin_dot(arithmetic.rows, arithmetic.order, column(d_y, g, i),
+                               column(x, g, j));
+    });
   }
 };
-
-void expect_all_levels(const Case& one, ThreadPool* pool) {
-  SCOPED_TRACE(one.text());
-  const TestMatrix want = one.expected();
-  for (const Level level : testing::usable_levels()) {
-    ASSERT_TRUE(one.run(level).bytes() == want.bytes()) << name_of(level);
-    ASSERT_TRUE(one.run(level, pool).bytes() == want.bytes()) << name_of(level) << " with threads";
-  }
-}
 
 TEST(Wgrad, EveryLevelGivesTheTwinsBits) {
   constexpr uint32_t kSeed = 20241105;
