@@ -1,65 +1,16 @@
 // argosy run --backward on trained checkpoints: every gradient against fp64 autograd of an independent implementation
 // (grads.safetensors), the same bytes for any ranks and transports; bf16 against fp32 on the same inputs; refusals.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
-
-#include <fstream>
-#include <sstream>
 
 #include "argosy/bfloat16.h"
 #include "argosy/checkpoint.h"
-#include "cli/cli_process.h"
+#include "cli/gradient_run.h"
 
 namespace argosy::testing {
 namespace {
 
-using Words = std::vector<std::string>;
-using nlohmann::json;
-
-struct Model {
-  std::string name;
-  int layer;
-};
 const Model kModels[] = {{"deepseek_v2_tiny", 1}, {"deepseek_v3_tiny", 1}, {"mixtral_tiny", 0},
                          {"qwen2_moe_tiny", 0},   {"olmoe_tiny", 0},       {"gpt_oss_tiny", 0}};
-
-std::string model_dir(const Model& model) { return testdata("models/" + model.name); }
-std::string grads_file(const Model& model) { return model_dir(model) + "/grads.safetensors"; }
-
-Words arguments(const Model& model, const std::string& inputs, const Words& more) {
-  Words words = {"run",
-                 "--model",
-                 model_dir(model),
-                 "--layer",
-                 fmt::format("{}", model.layer),
-                 "--input",
-                 inputs + ":hidden_in",
-                 "--backward",
-                 "--grad-output",
-                 inputs + ":grad_output",
-                 "--check",
-                 "none",
-                 "--floors",
-                 "off"};
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
-
-json run_with(const Model& model, const std::string& inputs, Words more) {
-  more.insert(more.end(), {"--json", "-"});
-  const CliResult result = run_cli(arguments(model, inputs, more));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  json report = result.json();
-  EXPECT_FALSE(report.is_discarded()) << result.out;
-  return report;
-}
-
-std::string bytes_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 TEST(Backward, EveryGradientOfEveryFamilyAgreesWithAutogradInFp64) {
   for (const Model& model : kModels) {

@@ -1,62 +1,15 @@
 // argosy run --backward --recipe: the same bytes for any ranks and transports, errors against the same run in fp32 within
 // bounds and above those of bf16, what is refused.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 
-#include "cli/cli_process.h"
+#include "cli/gradient_run.h"
 
 namespace argosy::testing {
 namespace {
 
-using Words = std::vector<std::string>;
-using nlohmann::json;
-
-struct Model {
-  std::string name;
-  int layer;
-};
 const Model kModels[] = {{"deepseek_v3_tiny", 1}, {"gpt_oss_tiny", 0}};
-
-Words arguments(const Model& model, const Words& more) {
-  const std::string dir = testdata("models/" + model.name);
-  const std::string file = dir + "/grads.safetensors";
-  Words words = {"run",
-                 "--model",
-                 dir,
-                 "--layer",
-                 std::to_string(model.layer),
-                 "--input",
-                 file + ":hidden_in",
-                 "--backward",
-                 "--grad-output",
-                 file + ":grad_output",
-                 "--check",
-                 "none",
-                 "--floors",
-                 "off"};
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
-
-json run_with(const Model& model, Words more) {
-  more.insert(more.end(), {"--json", "-"});
-  const CliResult result = run_cli(arguments(model, more));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  json report = result.json();
-  EXPECT_FALSE(report.is_discarded()) << result.out;
-  return report;
-}
-
-std::string bytes_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 TEST(Recipe, TheFileIsTheSameForAnyRanksAndTransport) {
   const std::string path = fresh_dir("recipe") + "/grads.safetensors";
@@ -64,7 +17,7 @@ TEST(Recipe, TheFileIsTheSameForAnyRanksAndTransport) {
     const auto file_of = [&](const Words& more) {
       Words words = {"--dtype", "bf16", "--recipe", "mxfp8", "--grads", path};
       words.insert(words.end(), more.begin(), more.end());
-      EXPECT_EQ(run_with(model, words)["recipe"], "mxfp8");
+      EXPECT_EQ(run_with(model, grads_file(model), words)["recipe"], "mxfp8");
       return bytes_of(path);
     };
     const std::string one = file_of({});
@@ -83,10 +36,11 @@ TEST(Recipe, TheFileIsTheSameForAnyRanksAndTransport) {
 TEST(Recipe, GradientsAreNearThoseOfBf16) {
   const std::string path = fresh_dir("recipe_near") + "/grads.safetensors";
   for (const Model& model : kModels) {
-    run_with(model, {"--dtype", "bf16", "--grads", path});
+    run_with(model, grads_file(model), {"--dtype", "bf16", "--grads", path});
     for (const char* recipe : {"mxfp8", "mxfp8_ceil"}) {
-      const json report = run_with(model, {"--dtype", "bf16", "--recipe", recipe, "--compare-grads",
-                                           path, "--tolerance", "0.375", "--ranks", "2"});
+      const json report = run_with(model, grads_file(model),
+                                   {"--dtype", "bf16", "--recipe", recipe, "--compare-grads", path,
+                                    "--tolerance", "0.375", "--ranks", "2"});
       std::vector<double> errors;
       for (const json& gradient : report["gradients"]) {
         errors.push_back(gradient["max_rel_to_peak"].get<double>());
@@ -106,11 +60,12 @@ TEST(Recipe, Refusals) {
     EXPECT_EQ(result.exit_code, 2) << result.err;
     return result.err;
   };
-  EXPECT_NE(refusal(arguments(kModels[0], {"--recipe", "mxfp8"}))
+  EXPECT_NE(refusal(arguments(kModels[0], grads_file(kModels[0]), {"--recipe", "mxfp8"}))
                 .find("training in mxfp8 with rows of F32, it takes BF16"),
             std::string::npos);
-  EXPECT_NE(refusal(arguments(kModels[0], {"--recipe", "fp4"})).find("--recipe"),
-            std::string::npos);
+  EXPECT_NE(
+      refusal(arguments(kModels[0], grads_file(kModels[0]), {"--recipe", "fp4"})).find("--recipe"),
+      std::string::npos);
   EXPECT_NE(refusal(run_arguments("deepseek_v3_tiny", 1, "f32", {"--recipe", "mxfp8"}))
                 .find("--backward"),
             std::string::npos);
