@@ -125,20 +125,22 @@ class TorchPrepacked(TorchPeer):
         return self.by_expert(x, experts, weights, mlp)
 
 
-class TorchGroupedMm(TorchPeer):
+def by_grouped_mm(torch, activate, gate_up, down, x, experts, weights):
     """Rows sorted by expert, torch.nn.functional.grouped_mm twice."""
+    flat = experts.flatten()
+    order = torch.argsort(flat, stable=True)
+    ends = torch.cumsum(torch.bincount(flat, minlength=len(down)), 0).to(torch.int32)
+    grouped_mm = torch.nn.functional.grouped_mm
+    token = order // experts.shape[1]
+    hidden = activate(grouped_mm(x[token], gate_up.transpose(1, 2), offs=ends))
+    rows = grouped_mm(hidden, down.transpose(1, 2), offs=ends)
+    rows = rows.float() * weights.flatten()[order].unsqueeze(1)
+    return torch.zeros(x.shape, dtype=torch.float32).index_add(0, token, rows).to(x.dtype)
 
+
+class TorchGroupedMm(TorchPeer):
     def forward(self, x, experts, weights):
-        torch = self.torch
-        flat = experts.flatten()
-        order = torch.argsort(flat, stable=True)
-        ends = torch.cumsum(torch.bincount(flat, minlength=len(self.down)), 0).to(torch.int32)
-        grouped_mm = torch.nn.functional.grouped_mm
-        token = order // experts.shape[1]
-        hidden = self.activate(grouped_mm(x[token], self.gate_up.transpose(1, 2), offs=ends))
-        rows = grouped_mm(hidden, self.down.transpose(1, 2), offs=ends)
-        rows = rows.float() * weights.flatten()[order].unsqueeze(1)
-        return torch.zeros(x.shape, dtype=torch.float32).index_add_(0, token, rows).to(x.dtype)
+        return by_grouped_mm(self.torch, self.activate, self.gate_up, self.down, x, experts, weights)
 
 
 class FusedPeer(TorchPeer):

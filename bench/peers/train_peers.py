@@ -128,19 +128,8 @@ class TorchLoop(TorchStep):
 
 
 class TorchGroupedMm(TorchStep):
-    """Rows sorted by expert, torch.nn.functional.grouped_mm twice."""
-
     def experts_of(self, x, experts, weights):
-        torch = self.torch
-        flat = experts.flatten()
-        order = torch.argsort(flat, stable=True)
-        ends = torch.cumsum(torch.bincount(flat, minlength=len(self.down)), 0).to(torch.int32)
-        grouped_mm = torch.nn.functional.grouped_mm
-        token = order // experts.shape[1]
-        hidden = self.activate(grouped_mm(x[token], self.gate_up.transpose(1, 2), offs=ends))
-        rows = grouped_mm(hidden, self.down.transpose(1, 2), offs=ends)
-        rows = rows.float() * weights.flatten()[order].unsqueeze(1)
-        return torch.zeros(x.shape, dtype=torch.float32).index_add(0, token, rows).to(x.dtype)
+        return peers.by_grouped_mm(self.torch, self.activate, self.gate_up, self.down, x, experts, weights)
 
 
 class KtKernelSft(TorchStep):
