@@ -62,11 +62,17 @@ Result<RaggedQuantisedRows> ExpertProducts::codes_of(const GemmOptions& gemm,
   return RaggedQuantisedRows{view, rows.offsets, rows.sizes};
 }
 
+Status ExpertProducts::product(const GemmOptions& gemm, const RaggedRows& rows,
+                               const PackedWeights& plain, const PackedWeights& codes,
+                               const TensorView& out) const {
+  if (!is_quantised()) return grouped_gemm(gemm, rows, plain, out);
+  ARGOSY_ASSIGN_OR_RETURN(const RaggedQuantisedRows quantised, codes_of(gemm, rows));
+  return grouped_gemm(gemm, quantised, codes, out);
+}
+
 Status ExpertProducts::gate_up(const GemmOptions& gemm, const RaggedRows& rows,
                                const TensorView& h) const {
-  if (!is_quantised()) return grouped_gemm(gemm, rows, weights_.gate_up, h);
-  ARGOSY_ASSIGN_OR_RETURN(const RaggedQuantisedRows codes, codes_of(gemm, rows));
-  return grouped_gemm(gemm, codes, quantised_.gate_up.along_k, h);
+  return product(gemm, rows, weights_.gate_up, quantised_.gate_up.along_k, h);
 }
 
 Status ExpertProducts::preactivation(const GemmOptions& gemm, const RaggedRows& rows,
@@ -81,9 +87,7 @@ Status ExpertProducts::preactivation(const GemmOptions& gemm, const RaggedRows& 
 
 Status ExpertProducts::down(const GemmOptions& gemm, const RaggedRows& h,
                             const TensorView& results) const {
-  if (!is_quantised()) return grouped_gemm(gemm, h, weights_.down, results);
-  ARGOSY_ASSIGN_OR_RETURN(const RaggedQuantisedRows codes, codes_of(gemm, h));
-  return grouped_gemm(gemm, codes, quantised_.down.along_k, results);
+  return product(gemm, h, weights_.down, quantised_.down.along_k, results);
 }
 
 Status ExpertProducts::down_gradient(const GemmOptions& gemm, const RaggedRows& d_rows,

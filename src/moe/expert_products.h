@@ -56,6 +56,9 @@ class ExpertProducts {
 
  private:
   bool is_quantised() const { return quantised_.format != BlockFormat::kUnset; }
+  // Forward: by the weights as they are, or rows and weights as codes.
+  Status product(const GemmOptions& gemm, const RaggedRows& rows, const PackedWeights& plain,
+                 const PackedWeights& codes, const TensorView& out) const;
   // Rows in *codes_, valid until the next call.
   Result<RaggedQuantisedRows> codes_of(const GemmOptions& gemm, const RaggedRows& rows) const;
   Result<ConstQuantisedView> transposed(const GemmOptions& gemm, const ConstTensorView& rows,

@@ -142,7 +142,6 @@ Status check_training(const MoeWeights& weights, const MoeOptions& options) {
     return base::error(StatusCode::kUnsupported, "training in {}, only in mxfp8 and mxfp8_ceil",
                        name_of(format));
   }
-  if (options.mode != MoeMode::kThroughput) return unsupported("in MXFP8 in latency mode");
   if (options.hidden_dtype != DType::kBF16) {
     return invalid("training in {} with rows of {}, it takes BF16", name_of(format),
                    name_of(options.hidden_dtype));
