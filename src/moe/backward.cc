@@ -275,7 +275,9 @@ void Backward::find_nonfinite(int64_t round) {
 Status Backward::agree_on_finite() {
   if (out_.nonfinite == NonFiniteGradients::kPass) return {};
   ARGOSY_RETURN_IF_ERROR(layer_.exchange->issue_reuse(nonfinite_, tape_.plan));
-  return layer_.exchange->wait_reuse();
+  Status status = layer_.exchange->wait_reuse();
+  is_agreed_ = status.code() == StatusCode::kNonFinite;
+  return status;
 }
 
 std::string Backward::asked_for() const {

@@ -61,6 +61,8 @@ class Backward {
   std::string asked_for() const;
   // After all ranks agreed that theirs is fine.
   Status run();
+  // Whether every rank has the error that run() gave.
+  bool is_agreed() const { return is_agreed_; }
 
  private:
   int64_t num_slots() const { return tape_.shape.num_slots; }
@@ -101,7 +103,8 @@ class Backward {
   BackwardBuffers& b_;
   ConstTensorView rows_, gate_, up_, h_;  // of all slots, kept or made again
   Status nonfinite_;                      // the first row that is
-  ConstTensorView results_;               // of the round's slots
+  bool is_agreed_ = false;
+  ConstTensorView results_;  // of the round's slots
 };
 
 }  // namespace argosy

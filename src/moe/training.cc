@@ -147,7 +147,7 @@ Status MoeLayer::backward(const MoeTape& tape, const ConstTensorView& hidden,
   ARGOSY_RETURN_IF_ERROR(state.exchange->wait_reuse());
   Status status = call.run();
   // Past the agreement a failure is this rank's alone, but for what was agreed on again.
-  if (!status.ok() && status.code() != StatusCode::kNonFinite) state.group.abort(status);
+  if (!status.ok() && !call.is_agreed()) state.group.abort(status);
   return status;
 }
 
