@@ -72,7 +72,8 @@ struct ReceivedRows {
       nullptr;  // [round_rows] beside the rows; null without training and numbers
 };
 
-// Results of one call at the token's home rank. Valid until the next issue_counts or issue_reuse.
+// Results of one call at the token's home rank. Valid until the next issue_counts or issue_reuse (latency mode:
+// LatencyExchange::wait_returned).
 struct ReturnedRows {
   std::vector<const std::byte*> rows;  // [T, K] expert rows [H], null where nobody has one
   std::vector<float> numbers;          // [T, K] beside them; 0 where nobody has one

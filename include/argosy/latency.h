@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "argosy/exchange.h"
@@ -39,11 +40,14 @@ struct LatencyOptions {
   BlockFormat payload = BlockFormat::kUnset;  // of dispatch; kUnset: rows as they are
   ReturnPath return_path = ReturnPath::kPull;
   int64_t num_in_flight = 2;  // calls that may be under way at once, 1 to 8
+  // Training: every row has a number beside it in both directions, in the same slot and behind the same flag.
+  bool training = false;
 };
 
 // What a LatencyExchange takes of symmetric memory on each rank; creation uses this function too. Of ExchangeSize,
 // round_rows is R*M, rows_bytes the slots, results_bytes the expert rows (pull: R*M*min(K, L)) or return slots (push: K*M),
-// counts_bytes the notices of failed ranks; all of them for num_in_flight calls.
+// counts_bytes the notices of failed ranks; all of them for num_in_flight calls. The numbers of training lie in the slots and
+// beside the results, so rows_bytes and results_bytes have them.
 // Errors: kInvalidArgument naming the option; kUnsupported (payload).
 Result<ExchangeSize> size_exchange(const LatencyOptions& options, int num_ranks);
 
@@ -52,6 +56,10 @@ struct DispatchNote {
   bool more = false;  // tokens are left that a further call will bring
   // No rows: this rank wants the call done another way. All ranks learn it, and the call is over.
   bool decline = false;
+  const float* numbers = nullptr;  // [T, K] dense, one beside every row, or null; training only
+  // What must be the same on every rank, in words, of which at most 240 bytes count: given by every rank of a call or by
+  // none. Where they differ, the call is an error on every rank, with both.
+  std::string_view same = {};
 };
 
 // Received rows of one call, expert-major: by local expert, source rank, source token. Reused without allocating.
@@ -61,11 +69,14 @@ struct LatencyRows {
   // [S] encoded by payload(), 4-byte aligned; valid until issue_combine. Rows of this rank that travel as they are
   // lie where `hidden` has them.
   std::vector<const std::byte*> rows;
-  std::vector<std::byte*> results;    // [S] where the expert of that row writes [H] of dtype
-  std::vector<int32_t> source_rank;   // [S]
-  std::vector<int32_t> source_token;  // [S]
-  bool more = false;                  // some rank has tokens left
-  bool declined = false;              // some rank declined: no rows
+  std::vector<std::byte*> results;  // [S] where the expert of that row writes [H] of dtype
+  // [S] beside the rows; training only, unspecified where none was sent
+  std::vector<float> numbers;
+  std::vector<float*> result_numbers;  // [S] beside the results; training only
+  std::vector<int32_t> source_rank;    // [S]
+  std::vector<int32_t> source_token;   // [S]
+  bool more = false;                   // some rank has tokens left
+  bool declined = false;               // some rank declined: no rows
 };
 
 class LatencyExchange {
@@ -94,8 +105,9 @@ class LatencyExchange {
                                   const ConstTensorView& hidden, const DispatchNote& note = {});
   // True when wait_dispatch would not block. Never blocks.
   bool dispatch_arrived(uint64_t call) const;
-  // Blocks: at most step_deadline. Errors: the first failing rank's status, the same on every rank; the call is over then
-  // and the group stays usable. kInvalidArgument (order of calls); kCorruptData for what no rank sends; kTimeout, kPeerLost, kAborted.
+  // Blocks: at most step_deadline. Errors: the first failing rank's status, or kInvalidArgument where DispatchNote::same differs,
+  // the same on every rank; the call is over then and the group stays usable. kInvalidArgument (order of calls);
+  // kCorruptData for what no rank sends; kTimeout, kPeerLost, kAborted.
   Status wait_dispatch(uint64_t call, LatencyRows* rows);
 
   // Says that the results are written. Blocks: no.
@@ -106,6 +118,9 @@ class LatencyExchange {
   // out  output  [T, H] of dtype, unit stride in H; must not overlap any input
   // Blocks: at most step_deadline.
   Status wait_combine(uint64_t call, const CombineInput& input, const TensorView& output);
+  // In place of wait_combine: the rows themselves and the numbers beside them. Valid until issue_dispatch of the call
+  // num_in_flight later.
+  Status wait_returned(uint64_t call, ReturnedRows* returned);
 
   // Of this rank, since creation. Kept at two clock readings and a few additions a wait.
   const ExchangeStats& stats() const;

@@ -159,6 +159,7 @@ Result<std::unique_ptr<LatencyExchange>> LatencyExchange::create(Group& group,
                               : std::string(name_of(options.payload))},
       {"latency.return_path", options.return_path == ReturnPath::kPull ? "pull" : "push"},
       {"latency.num_in_flight", fmt::to_string(options.num_in_flight)},
+      {"latency.training", options.training ? "yes" : "no"},
   }));
   ARGOSY_ASSIGN_OR_RETURN(
       std::unique_ptr<State> state,
@@ -191,6 +192,9 @@ bool LatencyExchange::results_arrived(uint64_t call) const {
 Status LatencyExchange::wait_combine(uint64_t call, const CombineInput& input,
                                      const TensorView& output) {
   return state_->wait_combine(call, input, output);
+}
+Status LatencyExchange::wait_returned(uint64_t call, ReturnedRows* returned) {
+  return state_->wait_returned(call, returned);
 }
 
 }  // namespace argosy

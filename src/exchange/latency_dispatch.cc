@@ -4,6 +4,7 @@
 #include <cstring>
 #include <exception>
 #include <numeric>
+#include <span>
 #include <string>
 
 #include "base/error.h"
@@ -126,8 +127,14 @@ int64_t State::write_header(const Call& call, const Routing& routing, int64_t to
                                      static_cast<uint16_t>(at - begin)};
   }
   std::memcpy(to, &header, sizeof(header));
-  return static_cast<int64_t>(sizeof(header)) +
-         header.num_entries * static_cast<int64_t>(sizeof(SlotEntry));
+  if (call.numbers == nullptr) {
+    return static_cast<int64_t>(sizeof(header)) +
+           header.num_entries * static_cast<int64_t>(sizeof(SlotEntry));
+  }
+  auto* const numbers = reinterpret_cast<float*>(to + layout.numbers_at);
+  for (int32_t i = 0; i < header.num_entries; ++i) numbers[i] = call.numbers[begin + entries[i].k];
+  // At a fixed place, so what unused entries hold goes with them.
+  return layout.numbers_at + header.num_entries * static_cast<int64_t>(sizeof(float));
 }
 
 // Header and row to every rank that has an expert of the token. A quantised row is encoded once: in the own slot where the
@@ -180,10 +187,7 @@ void State::send_rows(const Call& call, const Routing& routing) {
 }
 
 void State::send_notice(const Call& call, const Status& status) {
-  Notice notice;
-  notice.code = static_cast<int32_t>(status.code());
-  notice.text_bytes = static_cast<int32_t>(std::min(status.message().size(), sizeof(notice.text)));
-  std::memcpy(notice.text, status.message().data(), static_cast<size_t>(notice.text_bytes));
+  const Notice notice = transport::to_message(status, static_cast<int64_t>(call.epoch), call.same);
   for (int peer = 0; peer < num_ranks(); ++peer) {
     endpoint.put(peer, notices, layout.notice(set_of(call.epoch), rank()), &notice,
                  static_cast<int64_t>(sizeof(notice)));
@@ -216,17 +220,22 @@ Result<uint64_t> State::issue_dispatch(const Status& local, const Routing& routi
   std::ranges::fill(call.sent_slots, 0);
   ++stats.num_calls;
   Status status = local.ok() && !note.decline ? check_input(routing, hidden) : local;
+  if (status.ok() && note.numbers != nullptr && !options.training) {
+    status = invalid("numbers beside the rows, but the exchange was not made for training");
+  }
   if (status.ok() && !note.decline) status = make_room(routing, &call);
   call.failed = !status.ok() || note.decline;
   call.num_tokens = call.failed ? 0 : routing.num_tokens;
+  call.same = note.same;
+  if (!status.ok() || !note.same.empty()) send_notice(call, status);
   uint64_t bits = 0;
   if (!status.ok()) {
-    send_notice(call, status);
     bits = LatencyFlag::kFailed;
   } else if (note.decline) {
     bits = LatencyFlag::kDeclined;
   } else {
     call.hidden = hidden;
+    call.numbers = note.numbers;
     number_slots(routing, &call);
     send_rows(call, routing);
     if (note.more) bits = LatencyFlag::kMore;
@@ -321,6 +330,10 @@ Status State::sort_arrivals(Call* call, LatencyRows* rows) {
   rows->results.resize(arrivals.size());
   rows->source_rank.resize(arrivals.size());
   rows->source_token.resize(arrivals.size());
+  if (options.training) {
+    rows->numbers.resize(arrivals.size());
+    rows->result_numbers.resize(arrivals.size());
+  }
   const bool is_posted = std::ranges::find(peer_results, nullptr) != peer_results.end();
   if (layout.push && is_posted) {
     ARGOSY_RETURN_IF_ERROR(outbox.reserve(options.num_in_flight * layout.size.round_rows *
@@ -334,6 +347,14 @@ Status State::sort_arrivals(Call* call, LatencyRows* rows) {
             ? call->hidden.row(arrival.token)
             : own_slots + layout.slot(set, arrival.source, arrival.index) + layout.header_bytes;
     rows->results[place] = result_address(call, arrival);
+    if (options.training) {
+      std::memcpy(&rows->numbers[place],
+                  own_slots + layout.slot(set, arrival.source, arrival.index) + layout.numbers_at +
+                      arrival.entry * int64_t{sizeof(float)},
+                  sizeof(float));
+      rows->result_numbers[place] =
+          reinterpret_cast<float*>(rows->results[place] + layout.result_number_at);
+    }
     rows->source_rank[place] = arrival.source;
     rows->source_token[place] = arrival.token;
   }
@@ -355,19 +376,38 @@ Status State::read_notices(Call* call, LatencyRows* rows, bool* is_over) {
     rows->declined |= (word & LatencyFlag::kDeclined) != 0;
     rows->more |= (word & LatencyFlag::kMore) != 0;
   }
-  *is_over = failing >= 0 || rows->declined;
-  if (!*is_over) return {};
-  Status status;
-  if (failing >= 0) {
-    Notice notice;
-    std::memcpy(&notice, own(notices, layout.notice(set_of(call->epoch), failing)), sizeof(notice));
-    const auto length =
-        static_cast<size_t>(std::clamp<int32_t>(notice.text_bytes, 0, sizeof(notice.text)));
-    status = Status(static_cast<StatusCode>(notice.code),
-                    fmt::format("rank {}: {}", failing, std::string_view(notice.text, length)));
-  }
-  finish_without_rows(call);
+  const Status status = verdict(*call, failing);
+  *is_over = !status.ok() || rows->declined;
+  if (*is_over) finish_without_rows(call);
   return status;
+}
+
+Notice State::notice_from(const Call& call, int source) const {
+  Notice notice;
+  std::memcpy(&notice, own(notices, layout.notice(set_of(call.epoch), source)), sizeof(notice));
+  return notice.value == static_cast<int64_t>(call.epoch) ? notice : Notice();
+}
+
+// The first failing rank's error, or the first words that differ from those of rank 0.
+Status State::verdict(const Call& call, int failing) const {
+  if (failing >= 0) {
+    const Notice notice = notice_from(call, failing);
+    const Status status =
+        transport::status_of(std::as_bytes(std::span(&notice, 1)), "rank", failing);
+    if (!status.ok()) return status;
+    return base::error(StatusCode::kCorruptData, "rank {} failed and does not say why", failing);
+  }
+  if (call.same.empty()) return {};
+  const Notice first = notice_from(call, 0);
+  const std::string_view wanted = transport::words_of(std::as_bytes(std::span(&first, 1)));
+  for (int source = 1; source < num_ranks(); ++source) {
+    const Notice notice = notice_from(call, source);
+    const std::string_view words = transport::words_of(std::as_bytes(std::span(&notice, 1)));
+    if (words != wanted) {
+      return invalid("rank {} has \"{}\", rank 0 \"{}\"", source, words, wanted);
+    }
+  }
+  return {};
 }
 
 Status State::wait_dispatch(uint64_t call_epoch, LatencyRows* rows) {

@@ -50,6 +50,17 @@ Result<int64_t> product(const char* what, std::array<int64_t, 4> factors) {
   return bytes;
 }
 
+// A number beside every row, within its slot: in the header, and behind the result.
+void add_numbers(int64_t entries_end, LatencyLayout* layout) {
+  constexpr auto kNumberBytes = static_cast<int64_t>(sizeof(float));
+  layout->numbers_at = entries_end;
+  layout->header_bytes = whole_lines(entries_end + layout->max_entries * kNumberBytes);
+  layout->result_number_at =
+      (layout->result_bytes + kNumberBytes - 1) / kNumberBytes * kNumberBytes;
+  layout->result_bytes = layout->result_number_at + kNumberBytes;
+  layout->row_stride = whole_lines(layout->result_bytes);
+}
+
 }  // namespace
 
 Result<LatencyLayout> latency_layout(const LatencyOptions& options, int num_ranks) {
@@ -71,10 +82,13 @@ Result<LatencyLayout> latency_layout(const LatencyOptions& options, int num_rank
   layout.push = options.return_path == ReturnPath::kPush;
   const int64_t most_local = (options.num_experts + num_ranks - 1) / num_ranks;
   layout.max_entries = std::min(options.top_k, most_local);
-  layout.header_bytes = whole_lines(static_cast<int64_t>(sizeof(SlotHeader)) +
-                                    layout.max_entries * static_cast<int64_t>(sizeof(SlotEntry)));
+  const int64_t entries_end = static_cast<int64_t>(sizeof(SlotHeader)) +
+                              layout.max_entries * static_cast<int64_t>(sizeof(SlotEntry));
+  layout.header_bytes = whole_lines(entries_end);
+  layout.result_bytes = options.hidden * size_of(options.dtype);
+  layout.row_stride = whole_lines(layout.result_bytes);
+  if (options.training) add_numbers(entries_end, &layout);
   layout.slot_bytes = layout.header_bytes + whole_lines(payload.num_bytes);
-  layout.row_stride = whole_lines(options.hidden * size_of(options.dtype));
 
   const int64_t sets = options.num_in_flight;
   ExchangeSize& size = layout.size;

@@ -5,7 +5,7 @@
 //   slots    [set][source][M]           a header and the row, written by the source
 //   results  [set][home][M * min(K,L)]  pull: expert rows, by the slot they came in and their place in its header
 //            [set][M * K]               push: return slots of this rank's own tokens, by token and k
-//   notices  [set][source]              why a rank has no rows
+//   notices  [set][source]              why a rank has no rows, or what must be the same on every rank
 //   flags    [set][kind][peer]          one word and cache line each, written by that peer only
 //
 // A flag is epoch << 24 | bits: it only grows, and an old one is never taken for a new one. `rows` from a source carries
@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "argosy/latency.h"
@@ -26,6 +27,7 @@
 #include "exchange/weighted_sum.h"
 #include "platform/clock.h"
 #include "transport/endpoint.h"
+#include "transport/status_message.h"
 
 namespace argosy {
 
@@ -34,19 +36,17 @@ struct SlotEntry {
   uint16_t expert = 0;  // local
   uint16_t k = 0;       // position in the token's top-k
 };
-// In front of every row, one cache line for top_k up to 10; followed by `num_entries` SlotEntry.
+// In front of every row, one cache line for top_k up to 10 (training: 5); followed by `num_entries` SlotEntry and, for
+// training, from LatencyLayout::numbers_at on by as many fp32.
 struct SlotHeader {
   uint64_t epoch = 0;
   uint64_t payload_tag = 0;
   int32_t token = 0;
   int32_t num_entries = 0;  // 1 to min(K, L)
 };
-struct Notice {
-  int32_t code = 0;  // StatusCode
-  int32_t text_bytes = 0;
-  char text[248] = {};  // the status message, cut to fit
-};
-static_assert(sizeof(Notice) == 256);
+
+// A rank's status, with the epoch of the call beside it.
+using Notice = transport::StatusMessage;
 
 // A flag word, and back.
 struct LatencyFlag {
@@ -66,6 +66,9 @@ struct LatencyLayout {
   int64_t header_bytes = 0;  // multiple of 64
   int64_t slot_bytes = 0;    // likewise
   int64_t row_stride = 0;    // of results, likewise
+  int64_t result_bytes = 0;  // what travels home: a row and, for training, the number beside it
+  // Training: where the numbers begin in a slot, and the one of a result in its place; else 0.
+  int64_t numbers_at = 0, result_number_at = 0;
   bool push = false;
   ExchangeSize size;
 
@@ -107,9 +110,10 @@ struct LatencyExchange::State {
   Status wait_dispatch(uint64_t call, LatencyRows* rows);
   Status issue_combine(uint64_t call);
   Status wait_combine(uint64_t call, const CombineInput& input, const TensorView& output);
+  Status wait_returned(uint64_t call, ReturnedRows* returned);
 
   enum class Step { kFree, kDispatchIssued, kDispatchDone, kCombineIssued };
-  // An expert row on its way to a return slot that stores do not reach.
+  // An expert row, and the number beside it, on its way to a return slot that stores do not reach.
   struct Parcel {
     int32_t home = 0;
     int64_t from = 0;  // in outbox
@@ -123,6 +127,8 @@ struct LatencyExchange::State {
     bool failed = false;       // this rank sent a notice or declined
     int64_t num_tokens = 0;
     ConstTensorView hidden;
+    const float* numbers = nullptr;  // [T, K], while rows are sent
+    std::string same;                // what this rank said that all must share
     std::vector<int32_t> dest_rank;  // [T, K]; -1 = nobody
     std::vector<int64_t>
         result_at;  // [T, K] offset in the owner's results, or in the own return slots
@@ -156,6 +162,9 @@ struct LatencyExchange::State {
   void push_token(const Call& call, const Routing& routing, int64_t token, std::byte* slot);
   void send_rows(const Call& call, const Routing& routing);
   void send_notice(const Call& call, const Status& status);
+  // Of a source in this call; an empty one where it sent none.
+  Notice notice_from(const Call& call, int source) const;
+  Status verdict(const Call& call, int failing) const;
   void raise(LatencyLayout::Kind kind, const Call& call, uint64_t bits, bool counts);
   // Whether the flags of everybody, or of the ranks that rows were sent to, are here.
   bool is_here(LatencyLayout::Kind kind, const Call& call, bool everybody) const;
@@ -166,6 +175,8 @@ struct LatencyExchange::State {
   Status read_slots(const Call& call, int source, int64_t count);
   Status sort_arrivals(Call* call, LatencyRows* rows);
   std::byte* result_address(Call* call, const Arrival& arrival);
+  // Where the result of (token, k) = `at` is read by its home rank; null where nobody has one.
+  const std::byte* returned_row(const Call& call, size_t at) const;
   Status corrupt(const Call& call, int source, int64_t index, const std::string& what);
 
   transport::Endpoint& endpoint;

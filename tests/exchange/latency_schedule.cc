@@ -188,6 +188,7 @@ bool LatencySchedule::do_half(int rank, const Half& half) {
 bool LatencySchedule::issue_dispatch(int rank, const Half& half) {
   Part& part = part_of(rank, half);
   const LatencyOptions& options = layer_of(half).options;
+  end_returned(rank, half);
   const Status local = part.fails
                            ? Status(StatusCode::kNonFinite, failure_text(half.exchange, half.call))
                            : Status();
@@ -196,7 +197,10 @@ bool LatencySchedule::issue_dispatch(int rank, const Half& half) {
           .issue_dispatch(local, part.routing,
                           ConstTensorView(part.hidden.data(), options.dtype,
                                           {part.routing.num_tokens, options.hidden}),
-                          {.more = part.more, .decline = part.declines});
+                          {.more = part.more,
+                           .decline = part.declines,
+                           .numbers = call_of(half).has_numbers ? part.numbers.data() : nullptr,
+                           .same = part.same});
   if (world_.take_blocked()) return false;
   check(number.error());
   part.number = half.call + uint64_t{1};
@@ -219,6 +223,13 @@ bool LatencySchedule::wait_dispatch(int rank, const Half& half) {
     const std::string want =
         fmt::format("rank {}: {}", call.failing, failure_text(half.exchange, half.call));
     if (status.code() != StatusCode::kNonFinite || status.message() != want) {
+      fail(fmt::format("the call ends with \"{}\", expected \"{}\"", status.to_string(), want));
+    }
+  } else if (call.differing >= 0) {
+    const std::string want =
+        fmt::format("rank {} has \"{}\", rank 0 \"{}\"", call.differing,
+                    call.parts[static_cast<size_t>(call.differing)].same, call.parts[0].same);
+    if (status.code() != StatusCode::kInvalidArgument || status.message() != want) {
       fail(fmt::format("the call ends with \"{}\", expected \"{}\"", status.to_string(), want));
     }
   } else if (!status.ok()) {
@@ -249,9 +260,8 @@ bool LatencySchedule::issue_combine(int rank, const Half& half) {
   poison_slots(rank, half);
   check(state.issue_combine(part.number));
   poison(part.hidden.data(), static_cast<int64_t>(part.hidden.size()));
-  const LatencyOptions& options = layer_of(half).options;
   for (const State::Parcel& parcel : state.call_of(part.number).parcels) {
-    poison(state.outbox.data() + parcel.from, options.hidden * size_of(options.dtype));
+    poison(state.outbox.data() + parcel.from, state.layout.result_bytes);
   }
   return !world_.take_blocked();
 }
@@ -263,6 +273,15 @@ bool LatencySchedule::wait_combine(int rank, const Half& half) {
   CombineInput input;
   input.topk_weights = ConstTensorView(part.routing.topk_weights.values.data(), DType::kF32,
                                        {part.routing.num_tokens, options.top_k});
+  if (options.training && part.number % 2 == 0) {
+    const Status status = state.wait_returned(part.number, &part.returned);
+    if (world_.take_blocked()) return false;
+    --in_flight_[static_cast<size_t>(rank)];
+    check(status);
+    part.has_returned = true;
+    check_returned(rank, half);
+    return true;
+  }
   poison(part.output.data(), static_cast<int64_t>(part.output.size()));
   const Status status = state.wait_combine(
       part.number, input,
@@ -302,6 +321,10 @@ void LatencySchedule::check_rows(int rank, const Half& half) {
           return fail(fmt::format("row {} is not token {} of rank {} for expert {}", next, token,
                                   source, expert));
         }
+        if (call.has_numbers && rows.numbers[next] != sent.numbers[at]) {
+          return fail(fmt::format("beside row {}, token {} of rank {}: {}, expected {}", next,
+                                  token, source, rows.numbers[next], sent.numbers[at]));
+        }
         const std::byte* row = rows.rows[next++];
         if (layer.payload.is_quantised()) {
           decode_payload(layer.payload, row, decoded.data());
@@ -337,6 +360,14 @@ void LatencySchedule::write_results(int rank, const Half& half) {
     for (int64_t i = rows.group_offsets[group]; i < rows.group_offsets[group + 1]; ++i) {
       const auto at = static_cast<size_t>(i);
       const Part& sent = call.parts[static_cast<size_t>(rows.source_rank[at])];
+      if (options.training) {
+        const auto* const ids =
+            sent.routing.topk_idx.data() + rows.source_token[at] * options.top_k;
+        const int64_t k =
+            std::find(ids, ids + options.top_k, first + static_cast<int64_t>(group)) - ids;
+        *rows.result_numbers[at] =
+            result_number(half.exchange, half.call, rows.source_rank[at], rows.source_token[at], k);
+      }
       for (int64_t column = 0; column < options.hidden; ++column) {
         const float value =
             sent.rows[static_cast<size_t>(rows.source_token[at] * options.hidden + column)];
@@ -372,6 +403,50 @@ void LatencySchedule::check_sums(int rank, const Half& half) {
       }
     }
   }
+}
+
+// The rows that came home, and the numbers beside them.
+void LatencySchedule::check_returned(int rank, const Half& half) {
+  if (!failure_.empty()) return;
+  const LatencyOptions& options = layer_of(half).options;
+  const Part& part = part_of(rank, half);
+  for (size_t at = 0; at < part.routing.topk_idx.size(); ++at) {
+    const int64_t token = static_cast<int64_t>(at) / options.top_k;
+    const int64_t k = static_cast<int64_t>(at) % options.top_k;
+    const int32_t expert = part.routing.topk_idx[at];
+    if ((part.returned.rows[at] == nullptr) != (expert < 0)) {
+      return fail(fmt::format("token {}, k {}: {} came home", token, k,
+                              expert < 0 ? "a row of nobody" : "no row"));
+    }
+    const float beside =
+        expert < 0 ? 0.0f : result_number(half.exchange, half.call, rank, token, k);
+    if (part.returned.numbers[at] != beside) {
+      return fail(fmt::format("beside the result of token {}, k {}: {}, expected {}", token, k,
+                              part.returned.numbers[at], beside));
+    }
+    for (int64_t column = 0; column < options.hidden && expert >= 0; ++column) {
+      const float want = expert_value(
+          options.dtype, part.rows[static_cast<size_t>(token * options.hidden + column)], expert);
+      const float got = load(options.dtype, part.returned.rows[at], column);
+      if (got != want) {
+        return fail(fmt::format("result of token {}, k {}, column {}: {}, expected {}", token, k,
+                                column, got, want));
+      }
+    }
+  }
+}
+
+// What came home is still there when the call is issued that takes its place, and nobody's any more from then on.
+void LatencySchedule::end_returned(int rank, const Half& half) {
+  const LatencyOptions& options = layer_of(half).options;
+  if (half.call < options.num_in_flight) return;
+  const Half earlier{Kind::kWaitCombine, half.exchange,
+                     static_cast<uint8_t>(half.call - options.num_in_flight)};
+  Part& part = part_of(rank, earlier);
+  if (!part.has_returned) return;
+  check_returned(rank, earlier);
+  part.has_returned = false;
+  if (options.return_path == ReturnPath::kPush) poison_results(rank, earlier);
 }
 
 // This rank's slots of a call: it has read them all.

@@ -47,6 +47,7 @@ struct ScheduleCoverage {
   int64_t failed_calls = 0, declined_calls = 0;
   // Schedules with an exchange of this kind.
   int64_t pull = 0, push_by_stores = 0, push_by_puts = 0, quantised = 0, two_exchanges = 0;
+  int64_t training = 0, differing_calls = 0;
 };
 
 class LatencySchedule {
@@ -75,9 +76,13 @@ class LatencySchedule {
     bool fails = false, declines = false, more = false;
     std::vector<std::byte> hidden;  // [T, H] of the exchange's dtype
     std::vector<float> rows;        // [T, H] as receivers get them
+    std::vector<float> numbers;     // [T, K] beside them
+    std::string same;               // what all ranks must share
     std::vector<std::byte> output;  // [T, H]
     LatencyRows received;
     uint64_t number = 0;  // of the call
+    ReturnedRows returned;
+    bool has_returned = false;  // `returned` may still be read
     bool results_written = false;
     int next = 0;  // while programs are drawn: the half that comes next, 4 = over
   };
@@ -85,7 +90,11 @@ class LatencySchedule {
     std::array<Part, kMaxRanks> parts;
     int failing = -1;  // first rank that fails
     bool declined = false, more = false;
-    bool is_over() const { return failing >= 0 || declined; }  // with wait_dispatch
+    bool has_numbers = false;  // beside its rows; beside results always, for training
+    int differing = -1;        // first rank whose words differ from those of rank 0
+    bool is_over() const {
+      return failing >= 0 || differing >= 0 || declined;
+    }  // with wait_dispatch
   };
   struct Layer {
     LatencyOptions options;
@@ -137,6 +146,8 @@ class LatencySchedule {
   void check_rows(int rank, const Half& half);
   void write_results(int rank, const Half& half);
   void check_sums(int rank, const Half& half);
+  void check_returned(int rank, const Half& half);
+  void end_returned(int rank, const Half& half);
   void poison_slots(int rank, const Half& half);
   void poison_results(int rank, const Half& half);
 

@@ -1,4 +1,6 @@
 // Drawing a schedule from its seed: sizes, routings, values and the ranks' programs. Test: latency_schedule_test.cc.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -18,6 +20,7 @@ void LatencySchedule::draw_options(Layer* layer, bool share, const ScheduleRules
   options.top_k = random_.between(1, std::min<int64_t>(3, options.num_experts));
   options.max_tokens = random_.between(1, 3);
   options.return_path = random_.one_in(2) ? ReturnPath::kPull : ReturnPath::kPush;
+  options.training = random_.one_in(2);
   // Up to five calls under way on one group.
   options.num_in_flight = rules.num_in_flight > 0 ? rules.num_in_flight
                           : share                 ? random_.between(1, 2)
@@ -78,6 +81,7 @@ void LatencySchedule::count_shape(bool direct) {
   if (num_layers_ == 2) ++coverage_.two_exchanges;
   const LatencyOptions& options = layers_[0].options;
   if (options.payload != BlockFormat::kUnset) ++coverage_.quantised;
+  if (options.training) ++coverage_.training;
   if (options.return_path == ReturnPath::kPull) {
     ++coverage_.pull;
   } else {
@@ -122,7 +126,11 @@ void LatencySchedule::draw_hidden(int exchange, int call, int rank) {
   part.hidden.resize(static_cast<size_t>(tokens * row_bytes));
   part.output.resize(part.hidden.size());
   part.rows.resize(static_cast<size_t>(tokens * options.hidden));
+  part.numbers.clear();
   for (int64_t token = 0; token < tokens; ++token) {
+    for (int64_t k = 0; k < options.top_k; ++k) {
+      part.numbers.push_back(number(exchange, call, rank, token, k));
+    }
     std::byte* const row = part.hidden.data() + token * row_bytes;
     for (int64_t column = 0; column < options.hidden; ++column) {
       store(options.dtype, row, column,
@@ -148,6 +156,10 @@ void LatencySchedule::draw_call(int exchange, int call) {
   Call& one = layer.calls[static_cast<size_t>(call)];
   one.failing = -1;
   one.declined = one.more = false;
+  one.has_numbers = layer.options.training && !random_.one_in(4);
+  one.differing = -1;
+  const bool has_words = random_.one_in(4);
+  const auto differs = has_words && random_.one_in(3) ? random_.below(num_ranks_) : -1;
   const auto fails = random_.one_in(12) ? random_.below(num_ranks_) : -1;
   const auto declines = random_.one_in(12) ? random_.below(num_ranks_) : -1;
   for (int rank = num_ranks_ - 1; rank >= 0; --rank) {
@@ -155,13 +167,19 @@ void LatencySchedule::draw_call(int exchange, int call) {
     part.fails = rank == fails || (fails >= 0 && random_.one_in(4));
     part.declines = !part.fails && rank == declines;
     part.more = random_.one_in(6);
-    part.results_written = false;
+    part.same = !has_words ? std::string() : fmt::format("call {} of {}", call, exchange);
+    if (rank == differs) part.same += " in another way";
+    part.results_written = part.has_returned = false;
     part.next = 0;
     draw_routing(layer.options, &part.routing);
     draw_hidden(exchange, call, rank);
     if (part.fails) one.failing = rank;
     one.declined |= part.declines;
     one.more |= part.more && !part.fails && !part.declines;
+  }
+  if (one.failing < 0 && differs >= 0) {
+    one.differing = differs == 0 ? 1 : static_cast<int>(differs);
+    ++coverage_.differing_calls;
   }
   if (one.failing >= 0) ++coverage_.failed_calls;
   if (one.declined) ++coverage_.declined_calls;

@@ -51,8 +51,9 @@ TEST(LatencySchedules, EndWell) {
   const testing::ScheduleCoverage met = expect_all_end_well({}, kUnderSanitizer ? 1500 : 6000);
   if (HasFailure() || number_of("ARGOSY_SCHEDULES", 1000) < 1000) return;  // a few meet less
   EXPECT_EQ(met.most_in_flight, 5);
-  for (const int64_t count : {met.failed_calls, met.declined_calls, met.pull, met.push_by_stores,
-                              met.push_by_puts, met.quantised, met.two_exchanges}) {
+  for (const int64_t count :
+       {met.failed_calls, met.declined_calls, met.pull, met.push_by_stores, met.push_by_puts,
+        met.quantised, met.two_exchanges, met.training, met.differing_calls}) {
     EXPECT_GT(count, 100);
   }
 }

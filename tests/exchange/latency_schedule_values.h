@@ -25,6 +25,14 @@ inline float expert_value(DType dtype, float value, int64_t expert) {
   return dtype == DType::kF32 ? result : BFloat16::from_float(result).to_float();
 }
 
+// Beside the row of (token, k), and beside its result.
+inline float number(int64_t exchange, int64_t call, int64_t rank, int64_t token, int64_t k) {
+  return element(DType::kF32, exchange, call, rank, token, 12 + k);
+}
+inline float result_number(int64_t exchange, int64_t call, int64_t rank, int64_t token, int64_t k) {
+  return -number(exchange, call, rank, token, k);
+}
+
 inline void store(DType dtype, std::byte* row, int64_t column, float value) {
   if (dtype == DType::kF32) {
     std::memcpy(row + column * 4, &value, 4);

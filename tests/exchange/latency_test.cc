@@ -420,6 +420,7 @@ TEST(Latency, DifferentOptionsAreNamed) {
   expect_named("hidden", [](LatencyOptions& options) { options.hidden = 6; });
   expect_named("top_k", [](LatencyOptions& options) { options.top_k = 1; });
   expect_named("num_in_flight", [](LatencyOptions& options) { options.num_in_flight = 3; });
+  expect_named("training", [](LatencyOptions& options) { options.training = true; });
   expect_named("return_path",
                [](LatencyOptions& options) { options.return_path = ReturnPath::kPush; });
 }
@@ -511,6 +512,10 @@ TEST(Latency, SizesAreWhatIsAskedForAndBadOptionsAreNamed) {
   EXPECT_EQ(size_exchange(options, 8)->results_bytes, int64_t{128} * 8 * 14336);  // K*M
   options.payload = BlockFormat::kE4M3Row128;
   EXPECT_EQ(size_exchange(options, 8)->rows_bytes, int64_t{8} * 128 * (64 + 7168 + 256));
+  LatencyOptions training = options;
+  training.training = true;  // a number for each entry of a header, one behind each result
+  EXPECT_EQ(size_exchange(training, 8)->rows_bytes, int64_t{8} * 128 * (128 + 7168 + 256));
+  EXPECT_EQ(size_exchange(training, 8)->results_bytes, int64_t{128} * 8 * (14336 + 64));
   const auto message = [&](const auto& change) {
     LatencyOptions changed = options;
     change(changed);

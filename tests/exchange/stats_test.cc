@@ -115,8 +115,9 @@ TEST(ExchangeStats, BothModesNameASlowRank) {
 TEST(LatencySize, IsWhatIsAllocated) {
   for (const int ranks : {1, 2, 5}) {
     for (const ReturnPath path : {ReturnPath::kPull, ReturnPath::kPush}) {
-      for (const int64_t in_flight : {1, 3}) {
+      for (const int64_t in_flight : {1, 3, 4}) {
         LatencyOptions options{DType::kBF16, 33, 7, 3, 11};
+        options.training = in_flight == 4;
         options.payload = BlockFormat::kMxfp8;
         options.return_path = path;
         options.num_in_flight = in_flight;
@@ -139,6 +140,10 @@ TEST(LatencySize, IsWhatIsAllocated) {
           EXPECT_EQ(path == ReturnPath::kPush ? layout.return_slot(in_flight, 0, 0)
                                               : layout.result(in_flight, 0, 0, 0),
                     (*state)->results.bytes);
+          if (options.training) {
+            EXPECT_LE(layout.numbers_at + layout.max_entries * 4, layout.header_bytes);
+            EXPECT_LE(layout.result_number_at + 4, layout.row_stride);
+          }
           EXPECT_EQ(layout.notice(in_flight, 0), (*state)->notices.bytes);
           EXPECT_EQ(layout.flag(in_flight, LatencyLayout::kRows, 0), (*state)->flags.bytes);
           ASSERT_TRUE(group.barrier().ok());
