@@ -117,12 +117,14 @@ Status check_sizes(const RunRanksOptions& options, const RankInput& input) {
       options.receive_budget_bytes.value_or(exchange.receive_budget_bytes);
   exchange.payload = options.payload;
   exchange.numbers = options.weights_inside;
+  exchange.training = options.backward;
   ARGOSY_RETURN_IF_ERROR(size_exchange(exchange, options.num_ranks).error());
   if (options.mode == MoeMode::kThroughput) return {};
   LatencyOptions latency{input.hidden.dtype, config.hidden, config.router.num_experts,
                          config.router.top_k};
   latency.max_tokens = max_tokens_of(options, input);
   latency.payload = options.payload;
+  latency.training = options.backward;
   return size_exchange(latency, options.num_ranks).error();
 }
 

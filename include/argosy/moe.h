@@ -182,8 +182,8 @@ class MoeLayer {
                         const ConstTensorView& topk_weights, const TensorView& output,
                         MoeReport* report);
 
-  // forward() that keeps on `tape` what backward() needs. The layer must be made with `training`, in throughput mode, rows as
-  // they are. Errors: those of forward; kUnsupported for quantised weights.
+  // forward() that keeps on `tape` what backward() needs, in the mode that the call takes. The layer must be made with
+  // `training`, rows as they are. Errors: those of forward; kUnsupported for quantised weights.
   Status forward_train(const ConstTensorView& hidden, const uint8_t* mask, const TensorView& output,
                        MoeTape* tape, MoeReport* report);
 

@@ -69,6 +69,9 @@ struct TapeShape {
   int64_t global_tokens = 0;  // of all ranks
   int64_t num_slots = 0;      // S: DispatchPlan::receive_slots of this rank
   int64_t num_rounds = 1;     // DispatchPlan::num_rounds
+  // Latency mode: the calls that forward_train took, and the most received rows of one of them. 0: throughput mode.
+  int64_t num_calls = 0;
+  int64_t call_slots = 0;
 };
 
 // Bytes of buffers, each rounded up to 64 as AlignedBuffer does. The one function for planning and for running: buffers are
@@ -98,7 +101,8 @@ class MoeTape {
   void set_offload(std::span<std::byte> buffer);
 
   const TapePolicy& policy() const;
-  // Of the last forward; empty before.
+  // Of the last forward; empty before. In latency mode, which has no counts of others, what this rank knows: topk_idx and the
+  // groups of all rows that came; no destinations, and no Exchange takes it.
   const DispatchPlan& plan() const;
   const Routing& routing() const;
   const TapeShape& shape() const;

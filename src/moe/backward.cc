@@ -56,7 +56,9 @@ Status Backward::check() const {
                        layer_.weights_version - tape_.weights_version);
   }
   const int64_t num_tokens = tape_.routing.num_tokens;
-  const int64_t num_local = layer_.exchange->placement().num_local(layer_.group.rank());
+  const int64_t num_local =
+      Placement{layer_.router.num_experts, layer_.group.num_ranks(), 0}.num_local(
+          layer_.group.rank());
   const int64_t h = shape.hidden, f = shape.intermediate, fs = shape.shared_intermediate;
   const int64_t num_experts = layer_.router.num_experts;
   ARGOSY_RETURN_IF_ERROR(check_rows("hidden", hidden_, layer_.dtype, num_tokens, h, false));
@@ -97,6 +99,7 @@ Status Backward::check() const {
 
 // One more dispatch of the hidden states, for rows that the tape did not keep.
 Status Backward::dispatch_rows_again() {
+  if (tape_.mode == MoeMode::kLatency) return dispatch_slots_again();
   const DispatchPlan& plan = tape_.plan;
   const int64_t row_bytes = layer_.shape.hidden * size_of(layer_.dtype);
   for (int64_t round = 0; round < plan.num_rounds; ++round) {
@@ -171,8 +174,16 @@ Status Backward::restore_results(int64_t base, int64_t end) {
                         {h_.rows(base, end), groups.group_offsets, groups.group_sizes}, room);
 }
 
-// d_rows = weight * gradient, and the gradient of the weight = gradient . result, beside each row. Weights inside the
-// activation: d_rows = gradient.
+// d_row = weight * gradient, and the gradient of the weight = gradient . result.
+float Backward::weigh_row(const std::byte* d_out, float weight, const std::byte* result,
+                          std::byte* d_row) const {
+  const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+  const int64_t h = layer_.shape.hidden;
+  scale_row(layer_.dtype, d_out, weight, h, d_row);
+  return static_cast<float>(dot_rows(layer_.dtype, d_out, result, h));
+}
+
+// The same for a round. Weights inside the activation: d_rows = gradient.
 Status Backward::weigh_rows(int64_t base, int64_t end) {
   const ReceivedRows& received = b_.received;
   const DType dtype = layer_.dtype;
@@ -187,21 +198,43 @@ Status Backward::weigh_rows(int64_t base, int64_t end) {
   for (size_t group = 0; group < received.group_sizes.size(); ++group) {
     const int64_t first = received.group_offsets[group];
     layer_.group.pool().parallel_for(received.group_sizes[group], [&](int64_t i, int) {
-      const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
       const int64_t row = first + i;
-      const std::byte* const d_out = received.rows.row(row);
-      scale_row(dtype, d_out, received.numbers[row], h, d_rows.row(base + row));
-      d_weights[row] = static_cast<float>(dot_rows(dtype, d_out, results_.row(row), h));
+      d_weights[row] = weigh_row(received.rows.row(row), received.numbers[row], results_.row(row),
+                                 d_rows.row(base + row));
     });
   }
   return {};
 }
 
+// d_rows -> d_h -> d_gate, d_up -> gradients of the rows, for `count` slots from `base` on: the groups of b_.received, which
+// `gate`, `up` and `results` begin with. d_weights: of weights inside the activation.
+Status Backward::run_experts(int64_t base, int64_t count, const ConstTensorView& gate,
+                             const ConstTensorView& up, const TensorView& results,
+                             std::span<float> d_weights) {
+  const ReceivedRows& received = b_.received;
+  const DType dtype = layer_.dtype;
+  const int64_t h = layer_.shape.hidden, f = layer_.shape.intermediate;
+  const auto rows_of = [&](AlignedBuffer& buffer, DType type, int64_t cols) {
+    return matrix(buffer, type, num_slots(), cols).rows(base, count);
+  };
+  const auto groups = [&](const ConstTensorView& rows) {
+    return RaggedRows{rows, received.group_offsets, received.group_sizes};
+  };
+  const TensorView d_h = rows_of(b_.d_h, DType::kF32, f);
+  const TensorView d_gate = rows_of(b_.d_gate, dtype, f);
+  const TensorView d_up = rows_of(b_.d_up, dtype, f);
+  ARGOSY_RETURN_IF_ERROR(
+      experts().down_gradient(layer_.gemm(), groups(rows_of(b_.d_rows, dtype, h)), d_h));
+  const ActivationRows act{gate.rows(0, count), up.rows(0, count), received.group_offsets,
+                           received.group_sizes, tape_.weights_from(base, count)};
+  ARGOSY_RETURN_IF_ERROR(
+      activation_backward(layer_.gemm(), act, d_h, {d_gate, d_up, {}, d_weights}));
+  return experts().gate_up_gradient(layer_.gemm(), groups(d_gate), d_up, results.rows(0, count));
+}
+
 Status Backward::run_round(int64_t round) {
   const DispatchPlan& plan = tape_.plan;
   Exchange& exchange = *layer_.exchange;
-  const DType dtype = layer_.dtype;
-  const int64_t h = layer_.shape.hidden, f = layer_.shape.intermediate;
   ARGOSY_RETURN_IF_ERROR(exchange.issue_dispatch(
       plan, round, d_output_,
       layer_.weights_inside ? nullptr : tape_.routing.topk_weights.values.data()));
@@ -211,71 +244,70 @@ Status Backward::run_round(int64_t round) {
   const int64_t end = end_of_groups(&received);
   if (end > 0) {
     ARGOSY_RETURN_IF_ERROR(weigh_rows(base, end));
-    const auto rows_of = [&](AlignedBuffer& buffer, DType type, int64_t cols) {
-      return matrix(buffer, type, num_slots(), cols).rows(base, end);
-    };
-    const TensorView d_h = rows_of(b_.d_h, DType::kF32, f);
-    const TensorView d_gate = rows_of(b_.d_gate, dtype, f);
-    const TensorView d_up = rows_of(b_.d_up, dtype, f);
-    const RaggedRows d_rows{rows_of(b_.d_rows, dtype, h), received.group_offsets,
-                            received.group_sizes};
-    ARGOSY_RETURN_IF_ERROR(experts().down_gradient(layer_.gemm(), d_rows, d_h));
-    const ActivationRows act{gate_.rows(base, end), up_.rows(base, end), received.group_offsets,
-                             received.group_sizes, tape_.weights_from(base, end)};
-    ActivationGradients activation{d_gate, d_up, {}, {}};
-    if (layer_.weights_inside) {
-      activation.d_weights = {exchange.result_numbers(), static_cast<size_t>(end)};
-    }
-    ARGOSY_RETURN_IF_ERROR(activation_backward(layer_.gemm(), act, d_h, activation));
-    ARGOSY_RETURN_IF_ERROR(experts().gate_up_gradient(
-        layer_.gemm(), {d_gate, received.group_offsets, received.group_sizes}, d_up,
-        exchange.results().rows(0, end)));
+    std::span<float> d_weights;
+    if (layer_.weights_inside) d_weights = {exchange.result_numbers(), static_cast<size_t>(end)};
+    ARGOSY_RETURN_IF_ERROR(run_experts(base, end, gate_.rows(base, end), up_.rows(base, end),
+                                       exchange.results(), d_weights));
   }
   if (out_.nonfinite == NonFiniteGradients::kError) find_nonfinite(round);
   ARGOSY_RETURN_IF_ERROR(exchange.issue_combine(plan, round));
   return exchange.wait_returned(plan, round, &b_.returned);
 }
 
+bool Backward::is_finite(const std::byte* row, float number) const {
+  bool all = std::isfinite(number);
+  for (int64_t i = 0; i < layer_.shape.hidden && all; ++i) {
+    all = std::isfinite(value_at(layer_.dtype, row, i));
+  }
+  return all;
+}
+
 // Rows are in order of experts, so the first one met is the first of this rank.
 void Backward::find_nonfinite(int64_t round) {
-  const DispatchPlan& plan = tape_.plan;
   const ReceivedRows& received = b_.received;
-  const int64_t h = layer_.shape.hidden;
   const TensorView rows = layer_.exchange->results();
   const float* const numbers = layer_.exchange->result_numbers();
-  const auto num_ranks = static_cast<size_t>(plan.num_ranks);
-  for (size_t group = 0; group < received.group_sizes.size() && nonfinite_.ok(); ++group) {
+  for (size_t group = 0; group < received.group_sizes.size() && nonfinite_slot_ < 0; ++group) {
     const int64_t begin = received.group_offsets[group];
     for (int64_t row = begin; row < begin + received.group_sizes[group]; ++row) {
-      bool is_finite = std::isfinite(numbers[row]);
-      for (int64_t i = 0; i < h && is_finite; ++i) {
-        is_finite = std::isfinite(value_at(layer_.dtype, rows.row(row), i));
-      }
-      if (is_finite) continue;
-      const int64_t in_group = round * plan.round_rows + row - plan.group_offsets[group];
-      int64_t of_source = in_group;
-      size_t source = 0;
-      while (of_source >= plan.source_rows[group * num_ranks + source]) {
-        of_source -= plan.source_rows[group * num_ranks + source++];
-      }
-      const int64_t expert =
-          layer_.exchange->placement().begin(plan.rank) + static_cast<int64_t>(group);
-      nonfinite_ =
-          base::error(StatusCode::kNonFinite,
-                      "the gradient of expert {}'s row {} of {} (row {} of those from rank "
-                      "{}) is not finite",
-                      expert, in_group, plan.group_sizes[group], of_source, source);
+      if (is_finite(rows.row(row), numbers[row])) continue;
+      nonfinite_slot_ = round * tape_.plan.round_rows + row;
       return;
     }
   }
+}
+
+Status Backward::nonfinite() const {
+  if (nonfinite_slot_ < 0) return {};
+  const DispatchPlan& plan = tape_.plan;
+  const auto num_ranks = static_cast<size_t>(plan.num_ranks);
+  size_t group = 0;
+  while (nonfinite_slot_ >= plan.group_offsets[group] + plan.group_sizes[group]) ++group;
+  const int64_t in_group = nonfinite_slot_ - plan.group_offsets[group];
+  int64_t of_source = in_group;
+  size_t source = 0;
+  while (of_source >= plan.source_rows[group * num_ranks + source]) {
+    of_source -= plan.source_rows[group * num_ranks + source++];
+  }
+  const Placement placement{layer_.router.num_experts, plan.num_ranks, 0};
+  return base::error(StatusCode::kNonFinite,
+                     "the gradient of expert {}'s row {} of {} (row {} of those from rank "
+                     "{}) is not finite",
+                     placement.begin(plan.rank) + static_cast<int64_t>(group), in_group,
+                     plan.group_sizes[group], of_source, source);
 }
 
 // All rows have moved by now. Those that came home stay valid: who owns them writes there again only after this rank's next
 // call has begun.
 Status Backward::agree_on_finite() {
   if (out_.nonfinite == NonFiniteGradients::kPass) return {};
-  ARGOSY_RETURN_IF_ERROR(layer_.exchange->issue_reuse(nonfinite_, tape_.plan));
-  Status status = layer_.exchange->wait_reuse();
+  Status status;
+  if (tape_.mode == MoeMode::kLatency) {
+    status = layer_.agree_in_latency_mode(nonfinite(), {});
+  } else {
+    ARGOSY_RETURN_IF_ERROR(layer_.exchange->issue_reuse(nonfinite(), tape_.plan));
+    status = layer_.exchange->wait_reuse();
+  }
   is_agreed_ = status.code() == StatusCode::kNonFinite;
   return status;
 }
@@ -398,6 +430,11 @@ Status Backward::run() {
   for (int64_t round = 0; round < tape_.plan.num_rounds; ++round) {
     ARGOSY_RETURN_IF_ERROR(run_round(round));
   }
+  return finish();
+}
+
+// All rows are home, and what the experts' weights need lies by slots.
+Status Backward::finish() {
   ARGOSY_RETURN_IF_ERROR(agree_on_finite());
   ARGOSY_RETURN_IF_ERROR(expert_weight_gradients());
   ARGOSY_RETURN_IF_ERROR(take_valid_tokens());

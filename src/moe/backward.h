@@ -37,6 +37,10 @@ struct BackwardBuffers {
   SharedBackward shared;
   AlignedBuffer gathered_x, gathered_y, partial;
   AlignedBuffer codes, more_codes;  // with training_format: operands of a product
+  // Latency mode. Results that the tape does not have bit by bit, [S, H]; gradients of a call's rows side by side; and where
+  // several calls are needed, its part of gate and up, and what came home, [T, K, H] in all.
+  AlignedBuffer results, slot_results, part_gate, part_up, home;
+  ReturnedRows part_returned;
 };
 
 // One backward call.
@@ -63,6 +67,9 @@ class Backward {
   Status run();
   // Whether every rank has the error that run() gave.
   bool is_agreed() const { return is_agreed_; }
+  // The same in latency mode, agreement included: `local` is what check() and reserve() said. *declined: every rank's tape is of
+  // throughput mode.
+  Status run_latency(const Status& local, bool* declined);
 
  private:
   int64_t num_slots() const { return tape_.shape.num_slots; }
@@ -78,11 +85,30 @@ class Backward {
   Status restore_results(int64_t base, int64_t end);
   Status run_round(int64_t round);
   Status weigh_rows(int64_t base, int64_t end);
+  float weigh_row(const std::byte* d_out, float weight, const std::byte* result,
+                  std::byte* d_row) const;
+  Status run_experts(int64_t base, int64_t count, const ConstTensorView& gate,
+                     const ConstTensorView& up, const TensorView& results,
+                     std::span<float> d_weights);
+  Status finish();
+  bool is_finite(const std::byte* row, float number) const;
   void find_nonfinite(int64_t round);
+  Status nonfinite() const;
   Status agree_on_finite();
   Status expert_weight_gradients();
   Status router_gradients();
   void sum_hidden() const;
+
+  // latency_training.cc
+  Status run_latency_mode();
+  template <typename Body>
+  Status for_each_call(const ConstTensorView& rows, const float* numbers, const Body& body);
+  Status dispatch_slots_again();
+  Status restore_slot_results();
+  Status run_slots(int64_t base);
+  void keep_returned(int64_t first);
+  // Of the row that came as the `row`-th.
+  int64_t slot_of(int64_t row) const;
 
   // backward_shared.cc: what every rank holds.
   Status take_valid_tokens();
@@ -102,9 +128,14 @@ class Backward {
   const MoeGradients& out_;
   BackwardBuffers& b_;
   ConstTensorView rows_, gate_, up_, h_;  // of all slots, kept or made again
-  Status nonfinite_;                      // the first row that is
+  int64_t nonfinite_slot_ = -1;           // the first one whose gradient is
   bool is_agreed_ = false;
-  ConstTensorView results_;  // of the round's slots
+  ConstTensorView results_;  // of the round's slots; in latency mode of all
+  // Latency mode: how far the ranks' agreement is, which travels with the first call.
+  struct Calls {
+    bool is_sent = false, is_agreed = false;
+    std::vector<int64_t> rows;  // [L, R] of one call
+  } calls_;
 };
 
 }  // namespace argosy

@@ -10,13 +10,13 @@ namespace argosy {
 using State = MoeLayer::State;
 
 // Tokens [first, first + count); the whole routing where that is all.
-const Routing& State::routing_of_part(int64_t first, int64_t count) {
-  if (first == 0 && count == routing.num_tokens) return routing;
+const Routing& State::routing_of_part(const Routing& whole, int64_t first, int64_t count) {
+  if (first == 0 && count == whole.num_tokens) return whole;
   part.num_tokens = part.num_valid_tokens = count;
-  part.num_experts = routing.num_experts;
-  part.top_k = routing.top_k;
-  const auto begin = routing.topk_idx.begin() + first * routing.top_k;
-  part.topk_idx.assign(begin, begin + count * routing.top_k);
+  part.num_experts = whole.num_experts;
+  part.top_k = whole.top_k;
+  const auto begin = whole.topk_idx.begin() + first * whole.top_k;
+  part.topk_idx.assign(begin, begin + count * whole.top_k);
   return part;
 }
 
@@ -26,6 +26,14 @@ Status State::run_slot_experts() {
   if (num_rows == 0) return {};
   ARGOSY_RETURN_IF_ERROR(inner.reserve(num_rows * shape.intermediate * size_of(dtype)));
   const TensorView inner_view(inner.data(), dtype, {num_rows, shape.intermediate});
+  if (quantised.format != BlockFormat::kUnset) {
+    const int64_t bytes = num_rows * shape.hidden * size_of(dtype);
+    ARGOSY_RETURN_IF_ERROR(slot_rows.reserve(bytes));
+    ARGOSY_RETURN_IF_ERROR(slot_results.reserve(bytes));
+    const TensorView rows(slot_rows.data(), dtype, {num_rows, shape.hidden});
+    const TensorView results(slot_results.data(), dtype, {num_rows, shape.hidden});
+    return run_gathered(rows, {}, {}, inner_view, results);
+  }
   const ScatteredRows rows{latency->payload(), latency_rows.rows, latency_rows.group_offsets,
                            latency_rows.group_sizes};
   ARGOSY_RETURN_IF_ERROR(grouped_gemm(gemm(), rows, weights.gate_up, inner_view));
@@ -50,8 +58,8 @@ Status State::run_part(const Status& local, const ConstTensorView& hidden, int64
   const ConstTensorView rows = is_sent ? hidden.rows(begin, count) : ConstTensorView();
   ARGOSY_ASSIGN_OR_RETURN(
       const uint64_t call,
-      latency->issue_dispatch(local, is_sent ? routing_of_part(begin, count) : routing, rows,
-                              note));
+      latency->issue_dispatch(local, is_sent ? routing_of_part(routing, begin, count) : routing,
+                              rows, note));
   timeline.lap(MoeStage::kDispatch, round);
   Status shared;
   if (first == 0 && is_sent) {
@@ -66,7 +74,8 @@ Status State::run_part(const Status& local, const ConstTensorView& hidden, int64
   // From here on a failure is this rank's alone.
   const auto finish = [&]() -> Status {
     ARGOSY_RETURN_IF_ERROR(shared);
-    ARGOSY_RETURN_IF_ERROR(run_slot_experts());
+    ARGOSY_RETURN_IF_ERROR(tape != nullptr ? run_slot_experts_kept(first == 0)
+                                           : run_slot_experts());
     timeline.lap(MoeStage::kExperts, round);
     ARGOSY_RETURN_IF_ERROR(latency->issue_combine(call));
     CombineInput sums = *input;
@@ -84,7 +93,7 @@ Status State::run_part(const Status& local, const ConstTensorView& hidden, int64
     group.abort(status);
     return status;
   }
-  count_part(latency->placement(), routing_of_part(begin, count),
+  count_part(latency->placement(), routing_of_part(routing, begin, count),
              static_cast<int64_t>(latency_rows.rows.size()), &traffic.emplace_back());
   return {};
 }
@@ -100,6 +109,11 @@ Status State::run_latency(const Status& local, const ConstTensorView& hidden, co
   for (int64_t first = 0; !is_last && !*declined; first += latency->options().max_tokens) {
     ARGOSY_RETURN_IF_ERROR(
         run_part(local, hidden, first, mask, output, &input, &is_last, declined));
+  }
+  if (!*declined && tape != nullptr) {
+    // How many rows come is known only when they are there, and so is whether every rank's tape can hold them.
+    ARGOSY_RETURN_IF_ERROR(
+        agree_in_latency_mode(fill_slot_tape(mask), "a tape with " + to_string(tape->policy)));
   }
   if (!*declined && report != nullptr) fill_latency_report(report);
   return {};

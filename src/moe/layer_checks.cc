@@ -131,7 +131,6 @@ Status check_training(const MoeWeights& weights, const MoeOptions& options) {
   const auto unsupported = [](const char* what) {
     return base::error(StatusCode::kUnsupported, "training {} is not there yet", what);
   };
-  if (options.mode != MoeMode::kThroughput) return unsupported("in latency mode");
   if (options.payload != BlockFormat::kUnset) return unsupported("with a quantised payload");
   for (const PackedWeights* const packed :
        {&weights.gate_up, &weights.down, &weights.shared_gate_up, &weights.shared_down}) {
@@ -196,6 +195,7 @@ LatencyOptions latency_options(const RouterSpec& router, const LayerShape& shape
   wanted.max_tokens = options.max_tokens;
   wanted.payload = options.payload;
   wanted.return_path = options.return_path;
+  wanted.training = options.training;
   return wanted;
 }
 
@@ -259,6 +259,7 @@ Status check_exchange(const Group& group, const LatencyOptions& wanted,
     return differs("return_path", static_cast<int>(have.return_path),
                    static_cast<int>(wanted.return_path));
   }
+  if (have.training != wanted.training) return differs("training", have.training, wanted.training);
   return {};
 }
 

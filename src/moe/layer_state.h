@@ -31,6 +31,8 @@ struct ForwardBuffers {
   AlignedBuffer pre_gate,
       pre_up;           // fp32, before the activation, where these are not kept as they are
   AlignedBuffer codes;  // with training_format: operands of a round's product
+  // Latency mode: rows of all calls so far, side by side, until their number and order are known.
+  AlignedBuffer slot_rows, slot_gate, slot_up, slot_h, slot_results;
 };
 
 struct MoeLayer::State : ForwardBuffers {
@@ -95,6 +97,7 @@ struct MoeLayer::State : ForwardBuffers {
   Status run_experts(const ConstTensorView& rows);
   // training.cc
   TapeShape tape_shape() const;
+  Status start_tape(MoeMode taken, const TapeShape& of_call, const uint8_t* mask);
   Status prepare_tape(const uint8_t* mask);
   Status agree_on_tape(const uint8_t* mask);
   Status run_experts_kept(const ConstTensorView& rows, int64_t round);
@@ -110,8 +113,17 @@ struct MoeLayer::State : ForwardBuffers {
   Status run_part(const Status& local, const ConstTensorView& hidden, int64_t first,
                   const uint8_t* mask, const TensorView& output, CombineInput* input, bool* is_last,
                   bool* declined);
-  const Routing& routing_of_part(int64_t first, int64_t count);
+  const Routing& routing_of_part(const Routing& whole, int64_t first, int64_t count);
   Status run_slot_experts();
+  // latency_training.cc
+  Status run_slot_experts_kept(bool is_first);
+  // Received rows, side by side in `rows`, -> h -> results, also where they belong. `gates`, `ups`: what enters the activation,
+  // or without dtype.
+  Status run_gathered(const TensorView& rows, const TensorView& gates, const TensorView& ups,
+                      const TensorView& h, const TensorView& results);
+  Status fill_slot_tape(const uint8_t* mask);
+  // A call without rows: every rank's error, or that all go on. `same` as DispatchNote has it.
+  Status agree_in_latency_mode(const Status& local, const std::string& same);
   void fill_latency_report(MoeReport* report) const;
 
   // Calls body(first, count) for every run of unmasked tokens.

@@ -1,11 +1,11 @@
-// What a MoeTape holds. Slots are those of the plan over all rounds. Test: tests/moe/tape_test.cc.
+// What a MoeTape holds. Slots are those of the plan over all rounds; in latency mode, of the rows of all calls. Test:
+// tests/moe/tape_test.cc, latency_backward_test.cc.
 #pragma once
 
 #include <span>
 #include <vector>
 
-#include "argosy/exchange.h"
-#include "argosy/moe_backward.h"
+#include "argosy/moe.h"
 #include "argosy/quantise.h"
 
 namespace argosy {
@@ -35,11 +35,16 @@ struct MoeTape::State {
   TapePolicy policy;
   std::span<std::byte> offload;
   bool is_filled = false;
-  bool has_gate = false;         // the layer's own routing, whose logits are there
-  uint64_t layer = 0;            // which MoeLayer filled it
-  uint64_t weights_version = 0;  // of that layer
-  uint64_t call = 0;             // and in which of its calls, the same number on every rank
+  bool has_gate = false;                // the layer's own routing, whose logits are there
+  uint64_t layer = 0;                   // which MoeLayer filled it
+  uint64_t weights_version = 0;         // of that layer
+  uint64_t call = 0;                    // and in which of its calls, the same number on every rank
+  MoeMode mode = MoeMode::kThroughput;  // that the call took
   TapeShape shape;
+  // Latency mode. Rows that each of its calls brought, [calls, L, R] by local expert and source rank; and where several were
+  // needed, the slot of every row as they came, [S].
+  std::vector<int64_t> call_rows;
+  std::vector<int64_t> slot_of;
   DispatchPlan plan;
   Routing routing;
   bool is_dropped = false;    // by a capacity

@@ -19,10 +19,13 @@ int64_t code_bytes(const TapeShape& shape, int64_t rows, int64_t cols) {
   return rows * (cols + (cols + 31) / 32);
 }
 
-int64_t round_rows(const TapeShape& shape) { return std::min(shape.num_slots, shape.round_rows); }
+// The most rows of one product of forward: of a round, in latency mode of a call.
+int64_t most_rows(const TapeShape& shape) {
+  return shape.num_calls > 0 ? shape.call_slots : std::min(shape.num_slots, shape.round_rows);
+}
 
 int64_t forward_code_bytes(const TapeShape& shape) {
-  return code_bytes(shape, round_rows(shape), std::max(shape.hidden, shape.intermediate));
+  return code_bytes(shape, most_rows(shape), std::max(shape.hidden, shape.intermediate));
 }
 
 // Of all slots the other way, whatever the groups' sizes.
@@ -38,7 +41,7 @@ int64_t backward_code_bytes(const TapePolicy& policy, const TapeShape& shape) {
   const int64_t again = policy.preactivation == Keep::kRecompute
                             ? code_bytes(shape, shape.num_slots, shape.hidden)
                             : 0;
-  return std::max({code_bytes(shape, round_rows(shape), std::max(shape.hidden, joined)), again,
+  return std::max({code_bytes(shape, most_rows(shape), std::max(shape.hidden, joined)), again,
                    transposed_code_bytes(shape)});
 }
 
@@ -51,11 +54,15 @@ int64_t needed_bytes(const std::array<BufferNeed, kCount>& needs) {
 
 }  // namespace
 
-std::array<BufferNeed, 8> forward_needs(ForwardBuffers& b, const TapePolicy& policy,
-                                        const TapeShape& shape) {
+std::array<BufferNeed, 13> forward_needs(ForwardBuffers& b, const TapePolicy& policy,
+                                         const TapeShape& shape) {
   const int64_t t = shape.num_tokens, f = shape.intermediate, fs = shape.shared_intermediate;
   const int64_t element = size_of(shape.dtype);
-  const int64_t rows = std::min(shape.num_slots, shape.round_rows);
+  // In latency mode all rows pass through `slots`, also those of the calls before.
+  const bool latency = shape.num_calls > 0;
+  const int64_t rows = latency ? 0 : most_rows(shape);
+  const int64_t slots = latency ? shape.num_slots : 0;
+  const int64_t slot_pre = policy.preactivation == Keep::kRecompute ? 0 : slots * f * kF32;
   // Gate and up are rounded to FP8 after a round; made again, they stay inside the product, unless the weights come between.
   const bool pass = policy.preactivation == Keep::kFp8 ||
                     (policy.preactivation == Keep::kRecompute && shape.weights_inside);
@@ -67,16 +74,23 @@ std::array<BufferNeed, 8> forward_needs(ForwardBuffers& b, const TapePolicy& pol
            {&b.codes, forward_code_bytes(shape)},
            {&b.shared_inner, t * fs * element},
            {&b.shared_rows, fs > 0 ? t * shape.hidden * element : 0},
-           {&b.shared_scale, fs > 0 ? t * kF32 : 0}}};
+           {&b.shared_scale, fs > 0 ? t * kF32 : 0},
+           {&b.slot_rows, slots * shape.hidden * element},
+           {&b.slot_gate, slot_pre},
+           {&b.slot_up, slot_pre},
+           {&b.slot_h, slots * f * element},
+           {&b.slot_results, slots * shape.hidden * element}}};
 }
 
-std::array<BufferNeed, 29> backward_needs(BackwardBuffers& b, const TapePolicy& policy,
+std::array<BufferNeed, 34> backward_needs(BackwardBuffers& b, const TapePolicy& policy,
                                           const TapeShape& shape) {
   const int64_t t = shape.num_tokens, s = shape.num_slots, h = shape.hidden;
   const int64_t f = shape.intermediate, fs = shape.shared_intermediate, e = shape.num_experts;
   const int64_t element = size_of(shape.dtype), ranks = shape.num_ranks;
   const int64_t pre = again(policy.preactivation) * s * f * kF32;
   const int64_t shared = fs > 0 ? 1 : 0;
+  const int64_t latency = shape.num_calls > 0 ? 1 : 0, several = shape.num_calls > 1 ? 1 : 0;
+  const int64_t part = several * shape.call_slots * f * kF32;
   SharedBackward& sh = b.shared;
   // Of all ranks' rows: exact. Of all ranks' sums: reduced.
   int64_t all_x = 0, all_y = 0;
@@ -117,7 +131,12 @@ std::array<BufferNeed, 29> backward_needs(BackwardBuffers& b, const TapePolicy& 
            {&sh.d_rows, shared * t * h * element},
            {&sh.d_hidden, shared * t * h * kF32},
            {&sh.scale, shared * t * kF32},
-           {&sh.d_scale, shared * t * kF32}}};
+           {&sh.d_scale, shared * t * kF32},
+           {&b.results, latency * again(policy.results) * s * h * element},
+           {&b.slot_results, latency * shape.call_slots * h * element},
+           {&b.part_gate, part},
+           {&b.part_up, part},
+           {&b.home, several * t * shape.top_k * h * element}}};
 }
 
 TapeSize size_tape(const TapePolicy& policy, const TapeShape& shape) {

@@ -17,9 +17,9 @@ struct BufferNeed {
 };
 
 // Of forward_train, and of backward. Valid as long as the buffers.
-std::array<BufferNeed, 8> forward_needs(ForwardBuffers& buffers, const TapePolicy& policy,
-                                        const TapeShape& shape);
-std::array<BufferNeed, 29> backward_needs(BackwardBuffers& buffers, const TapePolicy& policy,
+std::array<BufferNeed, 13> forward_needs(ForwardBuffers& buffers, const TapePolicy& policy,
+                                         const TapeShape& shape);
+std::array<BufferNeed, 34> backward_needs(BackwardBuffers& buffers, const TapePolicy& policy,
                                           const TapeShape& shape);
 
 // Errors: kOutOfMemory.

@@ -35,18 +35,15 @@ void copy_groups(const ConstTensorView& rows, const ReceivedRows& received, int6
   }
 }
 
-Status State::prepare_tape(const uint8_t* mask) {
+// All of it but the rows, and the room for these.
+Status State::start_tape(MoeMode taken, const TapeShape& of_call, const uint8_t* mask) {
   MoeTape::State& t = *tape;
   t.is_filled = false;
   t.layer = id;
   t.call = ++num_tapes;
-  t.shape = tape_shape();
+  t.mode = taken;
+  t.shape = of_call;
   t.shape.num_tokens = routing.num_tokens;
-  t.shape.global_tokens =
-      std::accumulate(counts.num_tokens.begin(), counts.num_tokens.end(), int64_t{0});
-  t.shape.num_slots = dispatch_plan.receive_slots[static_cast<size_t>(group.rank())];
-  t.shape.num_rounds = dispatch_plan.num_rounds;
-  t.plan = dispatch_plan;
   t.routing = routing;
   t.weights_version = weights_version;
   t.is_dropped = is_dropped;
@@ -59,6 +56,17 @@ Status State::prepare_tape(const uint8_t* mask) {
     std::memcpy(t.logits.data(), logits.data(), static_cast<size_t>(bytes));
   }
   return {};
+}
+
+Status State::prepare_tape(const uint8_t* mask) {
+  TapeShape of_call = tape_shape();
+  of_call.global_tokens =
+      std::accumulate(counts.num_tokens.begin(), counts.num_tokens.end(), int64_t{0});
+  of_call.num_slots = dispatch_plan.receive_slots[static_cast<size_t>(group.rank())];
+  of_call.num_rounds = dispatch_plan.num_rounds;
+  tape->plan = dispatch_plan;
+  tape->slot_of.clear();
+  return start_tape(MoeMode::kThroughput, of_call, mask);
 }
 
 // How many rows come is known only after the counts, and so is whether a tape can hold them: all ranks hear of it before a
@@ -143,6 +151,11 @@ Status MoeLayer::backward(const MoeTape& tape, const ConstTensorView& hidden,
   Backward call(state, tape.state(), hidden, d_output, d_logits, gradients);
   Status local = call.check();
   if (local.ok()) local = call.reserve();
+  if (state.latency != nullptr) {
+    bool declined = false;
+    local = call.run_latency(local, &declined);
+    if (!declined) return local;
+  }
   ARGOSY_RETURN_IF_ERROR(state.exchange->issue_reuse(local, tape.state().plan, call.asked_for()));
   ARGOSY_RETURN_IF_ERROR(state.exchange->wait_reuse());
   Status status = call.run();

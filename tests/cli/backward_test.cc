@@ -1,5 +1,7 @@
 // argosy run --backward on trained checkpoints: every gradient against fp64 autograd of an independent implementation
 // (grads.safetensors), the same bytes for any ranks and transports; bf16 against fp32 on the same inputs; refusals.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include "argosy/bfloat16.h"
@@ -44,8 +46,12 @@ TEST(Backward, TheFileIsTheSameForAnyRanksThreadsAndTransport) {
            {Words{"--ranks", "2", "--transport", "shm"}, Words{"--ranks", "3", "--repeat", "2"},
             Words{"--ranks", "4", "--threads-per-rank", "2"}, Words{"--ranks", "8"},
             Words{"--ranks", "2", "--receive-budget", "8192"},
-            Words{"--ranks", "3", "--level", "generic"}}) {
-        EXPECT_TRUE(file_of(more) == one) << model.name << " " << dtype << " " << more[1];
+            Words{"--ranks", "3", "--level", "generic"}, Words{"--mode", "latency"},
+            Words{"--ranks", "3", "--mode", "latency", "--transport", "shm", "--repeat", "2"},
+            Words{"--ranks", "4", "--mode", "latency", "--max-tokens", "7", "--chunk"},
+            Words{"--ranks", "2", "--mode", "auto"}}) {
+        EXPECT_TRUE(file_of(more) == one)
+            << model.name << " " << dtype << fmt::format(" {}", fmt::join(more, " "));
       }
     }
   }
@@ -94,8 +100,9 @@ TEST(Backward, Refusals) {
   };
   const Words plain = run_arguments("deepseek_v3_tiny", 1, "f32", {"--backward"});
   EXPECT_NE(refusal(plain).find("--grad-output"), std::string::npos);
-  EXPECT_NE(refusal(arguments(model, grads_file(model), {"--mode", "latency"}))
-                .find("training in latency mode is not there yet"),
+  EXPECT_NE(refusal(arguments(model, grads_file(model),
+                              {"--mode", "latency", "--dtype", "bf16", "--payload", "mxfp8"}))
+                .find("training with a quantised payload is not there yet"),
             std::string::npos);
   Words shape = run_arguments("deepseek_v3_tiny", 1, "f32", {"--backward"});
   shape.insert(shape.end(),

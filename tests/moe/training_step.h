@@ -3,13 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "argosy/moe.h"
 #include "moe/layer_cases.h"
+#include "platform/local_socket.h"
 #include "support/naive_layer.h"
 #include "support/run_group.h"
 
@@ -22,10 +25,13 @@ struct RunSetup {
   int64_t budget_rows = 100000;
   int64_t alignment = 1;
   TapePolicy policy = {};
-  int steps = 1;
+  int steps = 1;  // the earlier ones on other values: the last one finds dirty buffers
   ReplicatedGradients replicated = ReplicatedGradients::kExact;
   int accumulated = 0;    // further backward calls, each added to the gradients
   float d_logits = 0.0f;  // of every logit, as a loss would give; 0: none
+  MoeOptions moe = {};    // mode and what belongs to it; the rest is set by the run
+  bool shm = false;       // ranks that map memory as processes do
+  std::string simulate = {};
 };
 
 // All gradients of a layer, experts in order.
@@ -95,12 +101,15 @@ inline Gradients run_backward(const NaiveLayer& layer, const Matrix& hidden, con
   const Tensor input = to_tensor(hidden, layer.dtype);
   const Tensor d_out = to_tensor(d_output, layer.dtype);
   std::vector<Gradients> ranks(static_cast<size_t>(setup.num_ranks));
+  static std::atomic<int> num_jobs{0};
+  const std::string job = "training-step-" + std::to_string(platform::own_pid()) + "-" +
+                          std::to_string(num_jobs.fetch_add(1));
   run_group(
       setup.num_ranks,
       [&](Group& group) {
         Result<MoeWeights> weights = weights_for_rank(layer, group.rank(), group.num_ranks());
         ASSERT_TRUE(weights.has_value()) << weights.error().to_string();
-        MoeOptions options;
+        MoeOptions options = setup.moe;
         options.hidden_dtype = layer.dtype;
         options.training = true;
         options.weights_inside = layer.weights_inside;
@@ -126,20 +135,17 @@ inline Gradients run_backward(const NaiveLayer& layer, const Matrix& hidden, con
         for (int step = 0; step < setup.steps; ++step) {
           MoeGradients g = make_gradients(layer, placement.num_local(group.rank()), count, &mine);
           g.replicated = setup.replicated;
-          Status status = (*moe)->forward_train(input.view().rows(first, count),
-                                                mask == nullptr ? nullptr : mask + first,
+          ConstTensorView x = input.view().rows(first, count), d = d_out.view().rows(first, count);
+          if (step + 1 < setup.steps) std::swap(x, d);
+          Status status = (*moe)->forward_train(x, mask == nullptr ? nullptr : mask + first,
                                                 output.view(), &tape, nullptr);
           ASSERT_TRUE(status.ok()) << status.to_string();
           mine.output.assign(output.bytes().begin(), output.bytes().end());
-          status = (*moe)->backward(tape, input.view().rows(first, count),
-                                    d_out.view().rows(first, count), extra, g);
+          status = (*moe)->backward(tape, x, d, extra, g);
           ASSERT_TRUE(status.ok()) << status.to_string();
           g.accumulate = true;
           for (int more = 0; more < setup.accumulated; ++more) {
-            ASSERT_TRUE((*moe)
-                            ->backward(tape, input.view().rows(first, count),
-                                       d_out.view().rows(first, count), extra, g)
-                            .ok());
+            ASSERT_TRUE((*moe)->backward(tape, x, d, extra, g).ok());
           }
           const Result<double> norm = gradient_norm(group, g);
           ASSERT_TRUE(norm.has_value());
@@ -151,6 +157,11 @@ inline Gradients run_backward(const NaiveLayer& layer, const Matrix& hidden, con
         options.dot_order = layer.order;
         options.level = setup.level;
         options.threads_per_rank = setup.threads;
+        options.simulate = setup.simulate;
+        if (!setup.shm) return;
+        options.transport = TransportKind::kShm;
+        options.inproc = nullptr;
+        options.job = job;
       });
   Gradients all = ranks[0];
   for (size_t rank = 1; rank < ranks.size(); ++rank) {
