@@ -1,4 +1,4 @@
-// Dtype table, shape arithmetic that cannot overflow, and aligned memory.
+// Dtype table, and shape arithmetic that cannot overflow.
 // Test: tests/base/tensor_test.cc.
 #include "argosy/tensor.h"
 
@@ -84,29 +84,6 @@ Result<int64_t> checked_num_bytes(std::span<const int64_t> dims, int64_t element
     }
   }
   return has_zero ? 0 : bytes;
-}
-
-Result<AlignedBuffer> AlignedBuffer::allocate(int64_t bytes) {
-  AlignedBuffer buffer;
-  ARGOSY_RETURN_IF_ERROR(buffer.reserve(bytes));
-  return buffer;
-}
-
-Status AlignedBuffer::reserve(int64_t bytes) {
-  if (bytes < 0) return base::invalid("cannot allocate {} bytes", bytes);
-  if (bytes <= size_bytes_) return {};
-  // The old block goes first: its contents are lost anyway, and the peak stays at the new size.
-  data_.reset();
-  size_bytes_ = 0;
-  if (bytes > std::numeric_limits<int64_t>::max() - 64) {
-    return base::error(StatusCode::kOutOfMemory, "cannot allocate {} bytes", bytes);
-  }
-  const int64_t rounded = (bytes + 63) / 64 * 64;
-  data_.reset(static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(rounded))));
-  size_bytes_ = data_ == nullptr ? 0 : rounded;
-  if (data_ == nullptr)
-    return base::error(StatusCode::kOutOfMemory, "cannot allocate {} bytes", bytes);
-  return {};
 }
 
 Result<Tensor> Tensor::zeros(DType dtype, std::span<const int64_t> dims) {

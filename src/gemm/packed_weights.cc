@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "gemm/pack_quantised.h"
 #include "gemm/packed_layout.h"
-#include "platform/memory.h"
 
 namespace argosy {
 namespace gemm {
@@ -182,7 +181,6 @@ Result<PackedWeights> PackedWeights::create_quantised(Kind kind, BlockFormat for
 Status PackedWeights::allocate(const gemm::PackedShape& shape) {
   ARGOSY_ASSIGN_OR_RETURN(data_, AlignedBuffer::allocate(shape.total_bytes));
   if (shape.total_bytes > 0) {
-    platform::prefer_huge_pages(data_.data(), shape.total_bytes);
     std::memset(data_.data(), 0, static_cast<size_t>(shape.total_bytes));
   }
   num_panels_ = shape.num_panels;

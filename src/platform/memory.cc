@@ -35,11 +35,11 @@ MappedMemory::~MappedMemory() {
 }
 
 void prefer_huge_pages(std::byte* data, int64_t bytes) {
-  constexpr uintptr_t kPage = 4096, kHugePage = uintptr_t{1} << 21;
+  constexpr uintptr_t kPage = 4096;
   const auto begin = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
   const auto end =
       (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes)) / kPage * kPage;
-  if (end < begin + kHugePage) return;
+  if (end < begin + static_cast<uintptr_t>(kHugePage)) return;
   madvise(data + (begin - reinterpret_cast<uintptr_t>(data)), end - begin, MADV_HUGEPAGE);
 }
 

@@ -36,6 +36,8 @@ class MappedMemory {
   int64_t size_bytes_ = 0;
 };
 
+constexpr int64_t kHugePage = int64_t{1} << 21;  // bytes
+
 // Asks for huge pages behind [data, data + bytes), in which nothing has been touched yet: a large
 // stream then waits for no page walk. Whether it gets them only changes speed.
 void prefer_huge_pages(std::byte* data, int64_t bytes);

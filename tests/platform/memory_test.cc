@@ -3,9 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <cinttypes>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <limits>
+#include <string>
 #include <utility>
 
+#include "argosy/tensor.h"
 #include "support/rank_threads.h"
 
 namespace argosy::platform {
@@ -60,6 +66,34 @@ TEST(HugePages, AskingChangesNoByteOfAnyRange) {
     EXPECT_EQ(memory->data()[0], std::byte{7});
     EXPECT_EQ(memory->data()[kBytes - 1], std::byte{9});
     EXPECT_EQ(memory->data()[kBytes / 2], std::byte{0});
+  }
+}
+
+// Whether huge pages were asked for behind `address`: flag "hg" of its mapping.
+bool asks_for_huge_pages(const std::byte* address) {
+  std::ifstream maps("/proc/self/smaps");
+  bool is_within = false;
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " ", &begin, &end) == 2) {
+      const auto at = reinterpret_cast<uintptr_t>(address);
+      is_within = begin <= at && at < end;
+    } else if (is_within && line.starts_with("VmFlags:")) {
+      return line.find(" hg") != std::string::npos;
+    }
+  }
+  return false;
+}
+
+TEST(HugePages, ALargeBufferBeginsOnOneAndAsks) {
+  if (!std::filesystem::exists("/sys/kernel/mm/transparent_hugepage")) {
+    GTEST_SKIP() << "a kernel without huge pages";
+  }
+  AlignedBuffer buffer;
+  for (const int64_t bytes : {kHugePage, 3 * kHugePage + 64, int64_t{40} << 20}) {
+    ASSERT_TRUE(buffer.reserve(bytes).ok());
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % kHugePage, 0u) << bytes;
+    EXPECT_TRUE(asks_for_huge_pages(buffer.data())) << bytes;
   }
 }
 
