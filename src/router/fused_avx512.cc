@@ -33,7 +33,8 @@ constexpr int kExact = static_cast<int>(kFusedMostTopK) + 1;
 // No score of a softmax over kFusedMostExperts underflows within this distance of the largest logit.
 constexpr float kSoftmaxRange = 76.0f;
 
-// From the candidates of a block to its experts and weights.
+// From the candidates of a block to its experts and weights. kTopK: the plan's, or 0 for any.
+template <int kTopK>
 class Finisher {
  public:
   Finisher(const FusedPlan& plan, const FusedBlock& block, Ahead* ahead, Work* work)
@@ -41,7 +42,9 @@ class Finisher {
         block_(block),
         work_(*work),
         ahead_(*ahead),
-        lines_(Ahead::lines_of_row(plan) * kLanes / (2 * kExact)),
+        // A core has some 24 misses in flight: rows come evenly over all of the work.
+        lines_(Ahead::lines_of_row(plan) * kLanes / (4 * kExact)),
+        lines_beside_weight_(Ahead::lines_of_row(plan) / 4),
         id_mask_(id_mask_of(plan.num_experts)) {}
 
   [[gnu::noinline]] void finish() {
@@ -59,6 +62,8 @@ class Finisher {
   }
 
  private:
+  int64_t top_k() const { return kTopK > 0 ? kTopK : plan_.top_k; }
+
   struct Chosen {
     V selection[kExact];  // falling; kLogit, kSoftmax: the logits
     V scores[kExact];     // kSigmoid only
@@ -88,7 +93,7 @@ class Finisher {
 #pragma GCC unroll 9
     for (int slot = 0; slot < kExact; ++slot) {
       ahead_.fetch(lines_);
-      if (!kIsSigmoid && slot > plan_.top_k) {
+      if (!kIsSigmoid && slot > top_k()) {
         chosen->ids[slot] = _mm512_setzero_si512();
         chosen->selection[slot] = set(kLowest);
         continue;
@@ -108,7 +113,7 @@ class Finisher {
       chosen->selection[slot] = _mm512_mask_mov_ps(set(kLowest), there, value);
     }
     // The keys' order is nearly right: one round is the rule.
-    while (is_out_of_order(*chosen, static_cast<int>(plan_.top_k))) {
+    while (is_out_of_order(*chosen, static_cast<int>(top_k()))) {
       __mmask16 moved = 0;
 #pragma GCC unroll 2
       for (int begin = 0; begin < 2; ++begin) {
@@ -203,7 +208,8 @@ class Finisher {
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) {
       terms[k] = _mm512_setzero_pd();
-      if (k >= plan_.top_k) continue;
+      ahead_.fetch(lines_beside_weight_);
+      if (k >= top_k()) continue;
       if (are_scores) {
         terms[k] = half<kHigh>(chosen.scores[k]);
       } else if (plan_.over_all) {
@@ -219,14 +225,14 @@ class Finisher {
       const D inverse = inverse_of(sum);
 #pragma GCC unroll 8
       for (int k = 0; k < 8; ++k) {
-        if (k >= plan_.top_k) continue;
+        if (k >= top_k()) continue;
         terms[k] = _mm512_mul_pd(terms[k], inverse);
         leave_near_ties<kHigh>(terms[k]);
       }
     }
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) {
-      const __m256 weight = k < plan_.top_k ? scaled<kHigh>(terms[k]) : _mm256_setzero_ps();
+      const __m256 weight = k < top_k() ? scaled<kHigh>(terms[k]) : _mm256_setzero_ps();
       _mm256_store_ps(weights[k] + (kHigh ? 8 : 0), weight);
     }
   }
@@ -237,7 +243,7 @@ class Finisher {
     const D inverse = inverse_of(sum);
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) {
-      if (k >= plan_.top_k) continue;
+      if (k >= top_k()) continue;
       terms[k] = quotient(terms[k], sum, inverse);
       if (!plan_.normalised) continue;
       const __m256 score = _mm512_cvtpd_ps(terms[k]);
@@ -261,7 +267,7 @@ class Finisher {
   void check_scores(const V* scores) {
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) {
-      if (k >= plan_.top_k) continue;
+      if (k >= top_k()) continue;
       leave(_mm512_cmp_ps_mask(scores[k], set(plan_.least_score), _CMP_LT_OQ));
     }
   }
@@ -270,7 +276,7 @@ class Finisher {
   void check_gaps(const V* logits) {
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) {
-      if (k >= plan_.top_k) continue;
+      if (k >= top_k()) continue;
       const V gap = _mm512_sub_ps(logits[k], logits[k + 1]);
       const __mmask16 close = _mm512_cmp_ps_mask(gap, set(kApart), _CMP_LT_OQ);
       leave(_mm512_mask_cmp_ps_mask(close, gap, _mm512_setzero_ps(), _CMP_NEQ_OQ));
@@ -278,7 +284,7 @@ class Finisher {
   }
 
   void check_range(const V* logits) {
-    const V least = logits[plan_.top_k - 1];
+    const V least = logits[top_k() - 1];
     leave(_mm512_cmp_ps_mask(_mm512_sub_ps(logits[0], least), set(kSoftmaxRange), _CMP_GT_OQ));
   }
 
@@ -300,10 +306,10 @@ class Finisher {
     alignas(64) float out[kLanes][kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) _mm512_store_ps(out[i], rows[i]);
-    const auto mask = static_cast<__mmask8>((1u << plan_.top_k) - 1);
+    const auto mask = static_cast<__mmask8>((1u << top_k()) - 1);
     for (int64_t i = 0; i < block_.num_tokens; ++i) {
       const V row = _mm512_load_ps(out[i]);
-      const int64_t at = block_.tokens[i] * plan_.top_k;
+      const int64_t at = block_.tokens[i] * top_k();
       _mm256_mask_storeu_epi32(block_.topk_idx + at, mask, _mm512_castsi512_si256(bits(row)));
       _mm256_mask_storeu_ps(block_.weights + at, mask, _mm512_extractf32x8_ps(row, 1));
     }
@@ -313,7 +319,8 @@ class Finisher {
   const FusedBlock& block_;
   Work& work_;
   Ahead& ahead_;
-  const int lines_;  // to fetch beside each exact candidate
+  const int lines_;                // to fetch beside each exact candidate
+  const int lines_beside_weight_;  // and beside each weight of eight tokens
   const int32_t id_mask_;
 };
 
@@ -343,7 +350,11 @@ uint32_t route_block(const FusedPlan& plan, const FusedBlock& block) {
     Collector(plan, block, &ahead, &work).collect();
     check_cut(plan, &work);
   }
-  Finisher(plan, block, &ahead, &work).finish();
+  if (plan.top_k == 8) {
+    Finisher<8>(plan, block, &ahead, &work).finish();
+  } else {
+    Finisher<0>(plan, block, &ahead, &work).finish();
+  }
   return work.undecided & ((1u << block.num_tokens) - 1);
 }
 

@@ -27,7 +27,7 @@ namespace {
 using base::invalid;
 using router::TopK;
 
-constexpr int64_t kTokensPerTask = 32;
+constexpr int64_t kMostTokensPerTask = 128, kLeastTokensPerTask = 32;
 
 // Everything a token needs, in one buffer; bytes(spec) and the constructor share layout().
 struct Scratch {
@@ -127,10 +127,17 @@ bool is_finite_row(const float* row, int64_t count) {
 // Calls body(first, last, thread) for blocks of tokens that cover [0, num_tokens).
 template <typename Body>
 void for_token_blocks(ThreadPool* pool, int64_t num_tokens, Body&& body) {
-  const int64_t num_tasks = (num_tokens + kTokensPerTask - 1) / kTokensPerTask;
+  const int64_t num_threads = pool == nullptr ? 1 : pool->num_threads();
+  // Some tasks for every thread, so that none waits long for the last.
+  const int64_t per_task =
+      num_threads == 1
+          ? kMostTokensPerTask
+          : std::clamp(num_tokens / (4 * num_threads) / kLeastTokensPerTask * kLeastTokensPerTask,
+                       kLeastTokensPerTask, kMostTokensPerTask);
+  const int64_t num_tasks = (num_tokens + per_task - 1) / per_task;
   const auto task_body = [&](int64_t task, int thread) {
-    const int64_t first = task * kTokensPerTask;
-    body(first, std::min(first + kTokensPerTask, num_tokens), thread);
+    const int64_t first = task * per_task;
+    body(first, std::min(first + per_task, num_tokens), thread);
   };
   if (pool != nullptr) {
     pool->parallel_for(num_tasks, task_body);
@@ -148,6 +155,8 @@ class Router {
         input_(input),
         pool_(pool),
         routing_(routing),
+        logits_(input.logits.data),
+        row_bytes_(input.logits.stride(0) * size_of(DType::kF32)),
         rules_(rules_of(spec.score_function, *path.kernel)),
         bias_(spec.selection_bias == Choice::kYes ? input.selection_bias.as<float>() : nullptr),
         normalised_(weights_sum_to_one(spec)) {}
@@ -176,7 +185,7 @@ class Router {
   int64_t num_tokens() const { return input_.logits.dim(0); }
   bool is_masked(int64_t token) const { return input_.mask != nullptr && input_.mask[token] == 0; }
   const float* logits_row(int64_t token) const {
-    return reinterpret_cast<const float*>(input_.logits.row(token));
+    return reinterpret_cast<const float*>(logits_ + token * row_bytes_);
   }
 
   Status nonfinite_error(int64_t token) const {
@@ -226,7 +235,8 @@ class Router {
   }
 
   // Routes `count` valid tokens; those that the fused pass leaves one by one.
-  void route_tokens(const int64_t* tokens, int64_t count, const Scratch& scratch,
+  // False where a row makes the whole call fail.
+  bool route_tokens(const int64_t* tokens, int64_t count, const Scratch& scratch,
                     int64_t* tally) const {
     uint32_t left = (1u << count) - 1;
     if (fused_ != nullptr && count > 0) {
@@ -242,13 +252,22 @@ class Router {
       left = fused_->route(fused_plan_, block);
     }
     for (; left != 0; left &= left - 1) {
-      if (!route_left_token(tokens[std::countr_zero(left)], scratch, tally)) return;
+      if (!route_left_token(tokens[std::countr_zero(left)], scratch, tally)) return false;
     }
-    tally[spec_.num_experts] += count;
-    for (int64_t i = 0; i < count; ++i) {
-      const int32_t* const topk_idx = routing_->topk_idx.data() + tokens[i] * spec_.top_k;
-      for (int64_t k = 0; k < spec_.top_k; ++k) ++tally[topk_idx[k]];
+    return true;
+  }
+
+  // Of routed tokens. Some blocks after they were written: their stores, masked, would be waited for.
+  void count_tokens(int64_t first, int64_t last, int64_t* tally) const {
+    const int64_t top_k = spec_.top_k;
+    const int32_t* const topk_idx = routing_->topk_idx.data();
+    int64_t num_valid = 0;
+    for (int64_t token = first; token < last; ++token) {
+      if (is_masked(token)) continue;
+      ++num_valid;
+      for (int64_t at = token * top_k; at < (token + 1) * top_k; ++at) ++tally[topk_idx[at]];
     }
+    tally[spec_.num_experts] += num_valid;
   }
 
   // False for a row that makes the whole call fail.
@@ -278,6 +297,7 @@ class Router {
     const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
     int64_t tokens[router::kFusedTokens];
     int64_t count = 0;
+    bool is_routed = true;
     for (int64_t token = first; token < last; ++token) {
       if (is_masked(token)) {
         skip_token(token);
@@ -285,11 +305,12 @@ class Router {
       }
       tokens[count++] = token;
       if (count == router::kFusedTokens) {
-        route_tokens(tokens, count, scratch, tally);
+        is_routed &= route_tokens(tokens, count, scratch, tally);
         count = 0;
       }
     }
-    route_tokens(tokens, count, scratch, tally);
+    is_routed &= route_tokens(tokens, count, scratch, tally);
+    if (is_routed) count_tokens(first, last, tally);
     return true;
   }
 
@@ -375,6 +396,8 @@ class Router {
   const RouterInput& input_;
   ThreadPool* pool_;
   Routing* routing_;
+  const std::byte* const logits_;
+  const int64_t row_bytes_;
   mutable std::atomic<int64_t> first_bad_{kNone};  // with OnNonfinite::kError
   ScoreRules rules_;
   std::optional<router::SelectRules> select_rules_;  // nothing: select_experts()
