@@ -27,8 +27,7 @@ Status AlignedBuffer::reserve(int64_t bytes) {
   const int64_t rounded = (bytes + 63) / 64 * 64;
   // Large ones begin on a huge page, so that all but the end can be in some.
   const size_t alignment = rounded < platform::kHugePage ? 64 : platform::kHugePage;
-  data_.reset(
-      static_cast<std::byte*>(std::aligned_alloc(alignment, static_cast<size_t>(rounded))));
+  data_.reset(static_cast<std::byte*>(std::aligned_alloc(alignment, static_cast<size_t>(rounded))));
   if (data_ == nullptr) {
     return base::error(StatusCode::kOutOfMemory, "cannot allocate {} bytes", bytes);
   }

@@ -52,7 +52,7 @@ class Dequantiser {
     const float tensor =
         info_.has_tensor_scale ? in_.tensor_scales.as<float>()[task.group()] : 1.0f;
     const int64_t bad = load_scales(
-        info_, tensor, in_.scales.row(block_row) + block_col * size_of(info_.scale_dtype),
+        kernel_, info_, tensor, in_.scales.row(block_row) + block_col * size_of(info_.scale_dtype),
         num_blocks, options_.on_nan_scale == OnNonFinite::kError, factors);
     if (bad >= 0) lower_to(&first_bad_, block_row * in_.scales.dim(1) + block_col + bad);
     if (values_ == nullptr) return;

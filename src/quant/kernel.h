@@ -75,6 +75,8 @@ struct Kernel {
   void (*amax_f32)(const AmaxArgs& args);
   void (*scales_f32)(const F32ScaleArgs& args);
   void (*scales_e8m0)(const E8M0Args& args);
+  // The values of e8m0 scales; returns the largest word of them, as an unsigned number.
+  uint32_t (*values_e8m0)(const uint8_t* codes, int64_t num_blocks, float* values);
   void (*encode_bf16)(const EncodeArgs& args);
   void (*encode_f32)(const EncodeArgs& args);
   void (*decode_bf16)(const DecodeArgs& args);

@@ -85,6 +85,18 @@ inline float scale_of(uint32_t amax) {
   }
 }
 
+[[maybe_unused]] uint32_t values_e8m0(const uint8_t* codes, int64_t num_blocks, float* values) {
+  const uint8_t* const __restrict from = codes;
+  float* const __restrict to = values;
+  uint32_t largest = 0;
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    const uint32_t word = e8m0_bits(from[b]);
+    to[b] = as_float(word);
+    largest = word > largest ? word : largest;
+  }
+  return largest;
+}
+
 // What a magnitude becomes; codes beyond the largest are the caller's matter.
 template <int kMantissa, uint32_t kLeastField, uint32_t kClampField>
 inline uint32_t round_magnitude(uint32_t magnitude) {

@@ -35,81 +35,7 @@ inline void store_line(void* to, __m512i line, bool stream) {
   }
 }
 
-// --- largest magnitudes ---
-
-inline uint32_t largest_of(__m512i magnitudes) {
-  const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(magnitudes),
-                                        _mm512_extracti64x4_epi64(magnitudes, 1));
-  const __m128i quarter =
-      _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-  // There is an instruction for the least of eight words: take it of the complements.
-  const __m128i least = _mm_minpos_epu16(_mm_xor_si128(quarter, _mm_set1_epi32(-1)));
-  return ~static_cast<uint32_t>(_mm_cvtsi128_si32(least)) << 16;
-}
-
-void amax_bf16(const AmaxArgs& args) {
-  if (args.block % kLanes != 0) return amax_rows<uint16_t>(args);
-  const auto* const x = reinterpret_cast<const uint16_t*>(args.x);
-  const __m512i mask = _mm512_set1_epi16(0x7FFF);
-  const int64_t whole = args.n / args.block;
-  for (int64_t b = 0; b < whole; ++b) {
-    const uint16_t* const from = x + b * args.block;
-    __m512i largest = _mm512_and_si512(_mm512_loadu_si512(from), mask);
-    for (int64_t i = kLanes; i < args.block; i += kLanes) {
-      largest = _mm512_max_epu16(largest, _mm512_and_si512(_mm512_loadu_si512(from + i), mask));
-    }
-    args.amax[b] = largest_of(largest);
-  }
-  AmaxArgs rest = args;
-  rest.x += whole * args.block * 2;
-  rest.n -= whole * args.block;
-  rest.amax += whole;
-  amax_rows<uint16_t>(rest);
-}
-
-// Largest of each of 16 registers, in order: four rounds, each of which halves their number and doubles the count in one.
-inline __m512i largest_of_each(const __m512i (&of)[16]) {
-  __m512i two[8], four[4], eight[2];
-  for (ptrdiff_t i = 0; i < 8; ++i) {
-    two[i] = _mm512_max_epu32(_mm512_unpacklo_epi32(of[2 * i], of[2 * i + 1]),
-                              _mm512_unpackhi_epi32(of[2 * i], of[2 * i + 1]));
-  }
-  for (ptrdiff_t i = 0; i < 4; ++i) {
-    four[i] = _mm512_max_epu32(_mm512_unpacklo_epi64(two[2 * i], two[2 * i + 1]),
-                               _mm512_unpackhi_epi64(two[2 * i], two[2 * i + 1]));
-  }
-  // Quarters: even ones of both, then odd ones.
-  const auto fold = [](__m512i a, __m512i b) {
-    return _mm512_max_epu32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
-  };
-  for (ptrdiff_t i = 0; i < 2; ++i) eight[i] = fold(four[2 * i], four[2 * i + 1]);
-  return fold(eight[0], eight[1]);
-}
-
-void amax_f32(const AmaxArgs& args) {
-  constexpr int64_t kWords = 16, kTogether = 16;  // values of a register, blocks
-  if (args.block % kWords != 0) return amax_rows<uint32_t>(args);
-  const auto* const x = reinterpret_cast<const uint32_t*>(args.x);
-  const __m512i mask = _mm512_set1_epi32(0x7FFFFFFF);
-  int64_t b = 0;
-  for (; (b + kTogether) * args.block <= args.n; b += kTogether) {
-    __m512i largest[kTogether];
-    for (int64_t i = 0; i < kTogether; ++i) {
-      const uint32_t* const from = x + (b + i) * args.block;
-      largest[i] = _mm512_and_si512(_mm512_loadu_si512(from), mask);
-      for (int64_t j = kWords; j < args.block; j += kWords) {
-        largest[i] =
-            _mm512_max_epu32(largest[i], _mm512_and_si512(_mm512_loadu_si512(from + j), mask));
-      }
-    }
-    _mm512_storeu_si512(args.amax + b, largest_of_each(largest));
-  }
-  AmaxArgs rest = args;
-  rest.x += b * args.block * 4;
-  rest.n -= b * args.block;
-  rest.amax += b;
-  amax_rows<uint32_t>(rest);
-}
+#include "quant/scales_avx512.inl"
 
 // --- quantise bf16 ---
 
@@ -547,8 +473,8 @@ void encode_f32(const EncodeArgs& args) {
 
 }  // namespace
 
-const Kernel kKernelAvx512 = {Level::kAvx512,   false,           amax_bf16,   amax_f32,
-                              scales_f32,       scales_e8m0,     encode_bf16, encode_f32,
-                              decode<uint16_t>, decode<uint32_t>};
+const Kernel kKernelAvx512 = {Level::kAvx512,  false,     amax_bf16,   amax_f32,   scales_f32,
+                              store_e8m0,      load_e8m0, encode_bf16, encode_f32, decode<uint16_t>,
+                              decode<uint32_t>};
 
 }  // namespace argosy::quant

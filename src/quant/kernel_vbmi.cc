@@ -64,18 +64,26 @@ inline __m512i even_bytes() {
   return _mm512_load_si512(at);
 }
 
+// A constant that stays in a register: the compiler would make it again for every line, through a general register.
+inline __m512i kept(__m512i x) {
+  asm("" : "+v"(x));
+  return x;
+}
+inline __m512i bytes_of(int value) { return kept(_mm512_set1_epi8(static_cast<char>(value))); }
+
 // What all lines of a call share.
 struct Lines {
   __m512i even = even_bytes();
   __m512i odd = _mm512_add_epi8(even, _mm512_set1_epi8(1));
+  __m512i all_bits = bytes_of(0xFF), sign = bytes_of(0x80);
+  __m512i least_normal = bytes_of(8), most_below = bytes_of(19), most_down = bytes_of(31);
   __m512i most;
   bool reciprocal;
   bool stream;
   int64_t ahead;  // bytes to what is fetched early; 0: the same line, which is there already
 
   Lines(const EncodeArgs& args, int64_t element_bytes)
-      : most(_mm512_set1_epi8(
-            static_cast<char>(args.nan_overflow ? kE4M3Bits.overflow_code : kE4M3Bits.max_code))),
+      : most(bytes_of(args.nan_overflow ? kE4M3Bits.overflow_code : kE4M3Bits.max_code)),
         reciprocal(args.reciprocal),
         stream(args.stream && (reinterpret_cast<uintptr_t>(args.codes) & kLineMask) == 0),
         ahead(args.fetch_next ? args.n * element_bytes : 0) {}
@@ -99,14 +107,13 @@ struct Lines {
     const __m512i high = _mm512_permutex2var_epi8(first, odd, second);
     const __m512i mantissa_code = _mm512_permutex2var_epi8(table.low, low, table.high);
     const __m512i twice = _mm512_add_epi8(high, high);
-    const __m512i exponent =
-        _mm512_mask_sub_epi8(twice, _mm512_movepi8_mask(low), twice, _mm512_set1_epi8(-1));
+    const __m512i exponent = _mm512_mask_sub_epi8(twice, _mm512_movepi8_mask(low), twice, all_bits);
     const __m512i below = _mm512_subs_epu8(top, exponent);
     // 31 exponents down nothing is left; times eight it just fits a byte.
-    const __m512i down = _mm512_slli_epi16(_mm512_min_epu8(below, _mm512_set1_epi8(31)), 3);
+    const __m512i down = _mm512_slli_epi16(_mm512_min_epu8(below, most_down), 3);
     const __m512i code = _mm512_min_epu8(_mm512_subs_epu8(mantissa_code, down), most);
-    const __mmask64 small = _mm512_cmplt_epu8_mask(code, _mm512_set1_epi8(8));
-    return {code, _mm512_mask_cmple_epu8_mask(small, below, _mm512_set1_epi8(19)), high};
+    const __mmask64 small = _mm512_cmplt_epu8_mask(code, least_normal);
+    return {code, _mm512_mask_cmple_epu8_mask(small, below, most_below), high};
   }
 
   // 128 values of one block.
@@ -133,8 +140,8 @@ struct Lines {
   }
 
   // code | (high & 0x80)
-  static __m512i with_sign(__m512i code, __m512i high) {
-    return _mm512_ternarylogic_epi32(code, high, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);
+  __m512i with_sign(__m512i code, __m512i high) const {
+    return _mm512_ternarylogic_epi32(code, high, sign, 0xF8);
   }
 
   void encode(const CodeTable& table, __m512i top, const uint16_t* x, float low_scale,
@@ -185,8 +192,7 @@ void encode_elsewhere(const EncodeArgs& args, int64_t first, int64_t size) {
 
 // Blocks of 128 with scale = amax / 448, as many from `first` on as are finite and far from fp32's denormals; the first that
 // is not. Both lines of a block are looked up before either is stored: one look for e4m3's denormals.
-int64_t encode_by_quotients(const EncodeArgs& args, const Lines& lines, int64_t first,
-                            int64_t whole) {
+int64_t encode_by_quotients(const EncodeArgs& args, Lines lines, int64_t first, int64_t whole) {
   const auto* const x = reinterpret_cast<const uint16_t*>(args.x);
   const QuotientCodes& quotients = quotient_codes();
   int64_t b = first;
@@ -202,7 +208,7 @@ int64_t encode_by_quotients(const EncodeArgs& args, const Lines& lines, int64_t 
 }
 
 // Blocks of a multiple of 64.
-void encode_long(const EncodeArgs& args, const Lines& lines, int64_t whole) {
+void encode_long(const EncodeArgs& args, Lines lines, int64_t whole) {
   const auto* const x = reinterpret_cast<const uint16_t*>(args.x);
   const CodeTable shifts = shift_table();
   const QuotientCodes& quotients = quotient_codes();
@@ -244,7 +250,7 @@ inline bool tops_of(const EncodeArgs& args, int64_t b, uint8_t* tops) {
   return fit == 0xFFFF;
 }
 
-void encode_short(const EncodeArgs& args, const Lines& lines, int64_t whole) {
+void encode_short(const EncodeArgs& args, Lines lines, int64_t whole) {
   constexpr int64_t kTogether = 16;
   const auto* const x = reinterpret_cast<const uint16_t*>(args.x);
   const CodeTable table = shift_table();
@@ -290,28 +296,21 @@ inline CodeTable half_up_table() {
   return {_mm512_load_si512(codes), _mm512_load_si512(codes + kLine)};
 }
 
-// Upper halves of 32 words.
-inline __m512i upper_halves(__m512i first, __m512i second, __m512i odd_words) {
-  return _mm512_permutex2var_epi16(first, odd_words, second);
-}
-
-// The last bit of the upper half also stands for all bits below it: rounded to odd, no second rounding is wrong.
-inline __m512i round_to_odd(__m512i word) {
-  const __m512i low = _mm512_set1_epi32(0xFFFF);
-  return _mm512_or_si512(word, _mm512_add_epi32(_mm512_and_si512(word, low), low));
-}
-
 // Whether a product with the rounded reciprocal, which is within four units of the last place of the quotient, lies next to a
 // midpoint between codes that are normal numbers: there the low 20 bits are near 2^19.
-inline __mmask16 near_midpoint(__m512i word) {
-  return _mm512_testn_epi32_mask(_mm512_add_epi32(word, _mm512_set1_epi32((1 << 19) + 4)),
-                                 _mm512_set1_epi32(0xFFFF8));
-}
+struct Midpoints {
+  __m512i moved = kept(_mm512_set1_epi32((1 << 19) + 4)), far = kept(_mm512_set1_epi32(0xFFFF8));
+  __mmask16 near(__m512i word) const {
+    return _mm512_testn_epi32_mask(_mm512_add_epi32(word, moved), far);
+  }
+};
 
 struct F32Lines : Lines {
   const EncodeArgs& args;
   CodeTable table;
   __m512i odd_words;
+  Midpoints midpoints;
+  __m512i even_words, one = kept(_mm512_set1_epi16(1));
   // Quotients are looked up as they are: the block's scale is 1.
   __m512i top = _mm512_set1_epi8(static_cast<char>(127 + 8));
 
@@ -322,6 +321,7 @@ struct F32Lines : Lines {
     alignas(64) uint16_t at[kLine / 2];
     for (int i = 0; i < kLine / 2; ++i) at[i] = static_cast<uint16_t>(2 * i + 1);
     odd_words = _mm512_load_si512(at);
+    even_words = _mm512_sub_epi16(odd_words, one);
   }
 
   __attribute__((noinline)) void encode_exactly(int64_t first, int64_t size) const {
@@ -329,6 +329,15 @@ struct F32Lines : Lines {
     if (size < part.block) part.block = size;
     part.fetch_next = false;
     kKernelAvx512.encode_f32(part);
+  }
+
+  // Of 32 words. kToOdd: the last bit also stands for all bits below it, so that no second rounding is wrong.
+  template <bool kToOdd>
+  __m512i upper_halves(__m512i first, __m512i second) const {
+    const __m512i upper = _mm512_permutex2var_epi16(first, odd_words, second);
+    if constexpr (!kToOdd) return upper;
+    const __m512i lower = _mm512_permutex2var_epi16(first, even_words, second);
+    return _mm512_or_si512(upper, _mm512_min_epu16(lower, one));
   }
 
   // 64 values from `first` on, scales of their halves.
@@ -342,14 +351,10 @@ struct F32Lines : Lines {
       _mm_prefetch(next + kLine * i, _MM_HINT_T0);
       const __m512 factor = _mm512_set1_ps(i < 2 ? low_factor : high_factor);
       word[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(x + 16 * i), factor));
-      if constexpr (kExact) {
-        word[i] = round_to_odd(word[i]);
-      } else {
-        near = _kor_mask16(near, near_midpoint(word[i]));
-      }
+      if constexpr (!kExact) near = _kor_mask16(near, midpoints.near(word[i]));
     }
-    const Codes found = look_up(table, top, upper_halves(word[0], word[1], odd_words),
-                                upper_halves(word[2], word[3], odd_words));
+    const Codes found = look_up(table, top, upper_halves<kExact>(word[0], word[1]),
+                                upper_halves<kExact>(word[2], word[3]));
     if ((found.denormal | near) != 0) [[unlikely]]
       return encode_exactly(first, kLine);
     store(with_sign(found.value, found.high), args.codes + first);
@@ -359,7 +364,7 @@ struct F32Lines : Lines {
 // Scales whose reciprocals are no denormals and do not overflow. False for NaN.
 inline bool is_tame(float scale) { return scale >= 0x1p-100f && scale <= 0x1p+100f; }
 
-void encode_long_f32(const F32Lines& lines, int64_t whole) {
+void encode_long_f32(F32Lines lines, int64_t whole) {
   const EncodeArgs& args = lines.args;
   for (int64_t b = 0; b < whole; ++b) {
     const int64_t begin = b * args.block, end = begin + args.block;
@@ -375,7 +380,7 @@ void encode_long_f32(const F32Lines& lines, int64_t whole) {
   }
 }
 
-void encode_short_f32(const F32Lines& lines, int64_t pairs) {
+void encode_short_f32(F32Lines lines, int64_t pairs) {
   const float* const scales = lines.args.scales;
   for (int64_t b = 0; b < 2 * pairs; b += 2) {
     if (is_tame(scales[b]) && is_tame(scales[b + 1])) {
@@ -409,12 +414,16 @@ void amax_bf16(const AmaxArgs& args) { kKernelAvx512.amax_bf16(args); }
 void amax_f32(const AmaxArgs& args) { kKernelAvx512.amax_f32(args); }
 void scales_f32(const F32ScaleArgs& args) { kKernelAvx512.scales_f32(args); }
 void scales_e8m0(const E8M0Args& args) { kKernelAvx512.scales_e8m0(args); }
+uint32_t values_e8m0(const uint8_t* codes, int64_t num_blocks, float* values) {
+  return kKernelAvx512.values_e8m0(codes, num_blocks, values);
+}
 void decode_bf16(const DecodeArgs& args) { kKernelAvx512.decode_bf16(args); }
 void decode_f32(const DecodeArgs& args) { kKernelAvx512.decode_f32(args); }
 
 }  // namespace
 
-const Kernel kKernelVbmi = {Level::kAvx512, true,        amax_bf16,  amax_f32,    scales_f32,
-                            scales_e8m0,    encode_bf16, encode_f32, decode_bf16, decode_f32};
+const Kernel kKernelVbmi = {Level::kAvx512, true,        amax_bf16,   amax_f32,
+                            scales_f32,     scales_e8m0, values_e8m0, encode_bf16,
+                            encode_f32,     decode_bf16, decode_f32};
 
 }  // namespace argosy::quant

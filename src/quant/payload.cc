@@ -118,7 +118,7 @@ void decode_payload(const PayloadLayout& layout, const std::byte* in, std::byte*
     const int64_t n = std::min(kChunkCols, layout.hidden - at);
     const std::byte* const scales =
         in + layout.scales_at + blocks_before(info, at) * size_of(info.scale_dtype);
-    load_scales(info, 1.0f, scales, ceil_div(n, info.block_cols), false, factors);
+    load_scales(kernel, info, 1.0f, scales, ceil_div(n, info.block_cols), false, factors);
     DecodeArgs args;
     args.codes = reinterpret_cast<const uint8_t*>(in + at);
     args.n = n;

@@ -65,7 +65,7 @@ class Quantiser {
   void do_task(const Task& task, bool amax_only) {
     if (transposed_) return do_gathered(task, amax_only);
     const int64_t block_rows = rule_.info.block_rows;
-    const int64_t chunk = block_rows == 1 ? kChunkCols : kChunkCols / 2;
+    const int64_t chunk = block_rows == 1 && bf16_ ? kChunkCols : kChunkCols / 2;
     for (int64_t row = task.row; row < task.row + task.num_rows; row += block_rows) {
       const int64_t num_rows = std::min(block_rows, task.row + task.num_rows - row);
       for (int64_t at = 0; at < task.cols->size; at += chunk) {

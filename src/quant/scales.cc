@@ -100,13 +100,16 @@ float scale_at(const BlockFormatInfo& info, const std::byte* scales, int64_t ind
   return scale;
 }
 
-int64_t load_scales(const BlockFormatInfo& info, float tensor, const std::byte* scales,
-                    int64_t num_blocks, bool nan_is_fault, float* factors) {
+int64_t load_scales(const Kernel& kernel, const BlockFormatInfo& info, float tensor,
+                    const std::byte* scales, int64_t num_blocks, bool nan_is_fault,
+                    float* factors) {
   // Whole loops of one kind, so that a compiler can turn them into vectors; who is at fault is asked afterwards.
   const auto* const __restrict codes = reinterpret_cast<const uint8_t*>(scales);
   float* const __restrict to = factors;
+  // As unsigned numbers, negative and non-finite ones are the largest; -0 is neither.
+  uint32_t largest = 0;
   if (info.scale_dtype == DType::kE8M0) {
-    for (int64_t b = 0; b < num_blocks; ++b) to[b] = std::bit_cast<float>(e8m0_bits(codes[b]));
+    largest = kernel.values_e8m0(codes, num_blocks, to);
   } else if (info.scale_dtype == DType::kF32) {
     std::memcpy(to, codes, static_cast<size_t>(num_blocks) * sizeof(float));
   } else {
@@ -114,9 +117,7 @@ int64_t load_scales(const BlockFormatInfo& info, float tensor, const std::byte* 
       to[b] = decode_element(ElementFormat::kE4M3, codes[b]);
     }
   }
-  // As unsigned numbers, negative and non-finite ones are the largest; -0 is neither.
-  uint32_t largest = 0;
-  for (int64_t b = 0; b < num_blocks; ++b) {
+  for (int64_t b = 0; info.scale_dtype != DType::kE8M0 && b < num_blocks; ++b) {
     const uint32_t word = std::bit_cast<uint32_t>(to[b]);
     largest = std::max(largest, word);
   }

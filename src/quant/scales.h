@@ -31,8 +31,8 @@ ScaleFault fault_of(float scale);
 
 // The values of stored scales times `tensor`. Returns the index of the first that breaks its format's rule, or
 // that is NaN where `nan_is_fault`; -1 when there is none.
-int64_t load_scales(const BlockFormatInfo& info, float tensor, const std::byte* scales,
-                    int64_t num_blocks, bool nan_is_fault, float* factors);
+int64_t load_scales(const Kernel& kernel, const BlockFormatInfo& info, float tensor,
+                    const std::byte* scales, int64_t num_blocks, bool nan_is_fault, float* factors);
 
 // One stored scale.
 float scale_at(const BlockFormatInfo& info, const std::byte* scales, int64_t index);

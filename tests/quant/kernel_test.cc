@@ -57,8 +57,8 @@ Row run(const Kernel& kernel, BlockFormat format, const QuantiseOptions& options
   decode.codes = encode.codes;
   decode.n = n;
   decode.block = block;
-  load_scales(rule.info, 0.01f, reinterpret_cast<const std::byte*>(row.e8m0.data()), num_blocks,
-              false, factors.data());
+  load_scales(kernel, rule.info, 0.01f, reinterpret_cast<const std::byte*>(row.e8m0.data()),
+              num_blocks, false, factors.data());
   decode.scales = factors.data();
   decode.power_of_two = encode.reciprocal;
   decode.element = encode.element;
