@@ -99,7 +99,8 @@ struct Lines {
   // Codes of 64 16-bit numbers, `top`: per byte the exponent field at which the table holds.
   struct Codes {
     __m512i value;  // magnitudes
-    __mmask64 denormal;
+    __m512i below;  // how many exponents below the largest
+    __mmask64 small;
     __m512i high;  // bytes with the signs
   };
   Codes look_up(const CodeTable& table, __m512i top, __m512i first, __m512i second) const {
@@ -112,8 +113,11 @@ struct Lines {
     // 31 exponents down nothing is left; times eight it just fits a byte.
     const __m512i down = _mm512_slli_epi16(_mm512_min_epu8(below, most_down), 3);
     const __m512i code = _mm512_min_epu8(_mm512_subs_epu8(mantissa_code, down), most);
-    const __mmask64 small = _mm512_cmplt_epu8_mask(code, least_normal);
-    return {code, _mm512_mask_cmple_epu8_mask(small, below, most_below), high};
+    return {code, below, _mm512_cmplt_epu8_mask(code, least_normal), high};
+  }
+  // Of small codes those that are neither zero nor too small for a denormal.
+  __mmask64 denormal(const Codes& found) const {
+    return _mm512_mask_cmple_epu8_mask(found.small, found.below, most_below);
   }
 
   // 128 values of one block.
@@ -128,10 +132,12 @@ struct Lines {
       found[i] =
           look_up(table, top, _mm512_loadu_si512(from), _mm512_loadu_si512(from + kLine / 2));
     }
-    if (_kortestz_mask64_u8(found[0].denormal, found[1].denormal) == 0) [[unlikely]] {
+    if (_kortestz_mask64_u8(found[0].small, found[1].small) == 0) [[unlikely]] {
       for (ptrdiff_t i = 0; i < 2; ++i) {
-        found[i].value = with_denormals(found[i].value, found[i].denormal, x + i * kLine, scale,
-                                        scale, reciprocal);
+        const __mmask64 exact = denormal(found[i]);
+        if (exact == 0) continue;
+        found[i].value =
+            with_denormals(found[i].value, exact, x + i * kLine, scale, scale, reciprocal);
       }
     }
     for (ptrdiff_t i = 0; i < 2; ++i) {
@@ -151,9 +157,11 @@ struct Lines {
     _mm_prefetch(next, _MM_HINT_T0);
     _mm_prefetch(next + kLine, _MM_HINT_T0);
     Codes found = look_up(table, top, first, second);
-    if (found.denormal != 0) [[unlikely]] {
-      found.value =
-          with_denormals(found.value, found.denormal, x, low_scale, high_scale, reciprocal);
+    if (found.small != 0) [[unlikely]] {
+      const __mmask64 exact = denormal(found);
+      if (exact != 0) {
+        found.value = with_denormals(found.value, exact, x, low_scale, high_scale, reciprocal);
+      }
     }
     store(with_sign(found.value, found.high), codes);
   }
@@ -355,8 +363,9 @@ struct F32Lines : Lines {
     }
     const Codes found = look_up(table, top, upper_halves<kExact>(word[0], word[1]),
                                 upper_halves<kExact>(word[2], word[3]));
-    if ((found.denormal | near) != 0) [[unlikely]]
-      return encode_exactly(first, kLine);
+    if ((found.small | near) != 0) [[unlikely]] {
+      if ((denormal(found) | near) != 0) return encode_exactly(first, kLine);
+    }
     store(with_sign(found.value, found.high), args.codes + first);
   }
 };

@@ -13,12 +13,61 @@ inline uint32_t largest_of(__m512i magnitudes) {
   return ~static_cast<uint32_t>(_mm_cvtsi128_si32(least)) << 16;
 }
 
+// Largest word of each of 16 registers, in order: rounds that halve their number and double the blocks in one.
+inline __m256i largest_words(const __m512i (&of)[16]) {
+  __m512i two[8], four[4], eight[2];
+  for (ptrdiff_t i = 0; i < 8; ++i) {
+    two[i] = _mm512_max_epu16(_mm512_unpacklo_epi16(of[2 * i], of[2 * i + 1]),
+                              _mm512_unpackhi_epi16(of[2 * i], of[2 * i + 1]));
+  }
+  for (ptrdiff_t i = 0; i < 4; ++i) {
+    four[i] = _mm512_max_epu16(_mm512_unpacklo_epi32(two[2 * i], two[2 * i + 1]),
+                               _mm512_unpackhi_epi32(two[2 * i], two[2 * i + 1]));
+  }
+  for (ptrdiff_t i = 0; i < 2; ++i) {
+    eight[i] = _mm512_max_epu16(_mm512_unpacklo_epi64(four[2 * i], four[2 * i + 1]),
+                                _mm512_unpackhi_epi64(four[2 * i], four[2 * i + 1]));
+  }
+  // Two quarters of the first eight blocks, two of the others.
+  const __m512i quarters = _mm512_max_epu16(_mm512_shuffle_i32x4(eight[0], eight[1], 0x88),
+                                            _mm512_shuffle_i32x4(eight[0], eight[1], 0xDD));
+  const __m512i even = _mm512_shuffle_i32x4(quarters, quarters, 0x88);
+  const __m512i odd = _mm512_shuffle_i32x4(quarters, quarters, 0xDD);
+  return _mm512_castsi512_si256(_mm512_max_epu16(even, odd));
+}
+
+// Of whole blocks of kVectors registers, sixteen at a time; how many blocks.
+template <int64_t kVectors>
+int64_t amax_together_bf16(const uint16_t* x, int64_t num_blocks, uint32_t* amax) {
+  constexpr int64_t kTogether = 16;  // blocks
+  const __m512i mask = _mm512_set1_epi16(0x7FFF);
+  int64_t b = 0;
+  for (; b + kTogether <= num_blocks; b += kTogether) {
+    __m512i largest[kTogether];
+    for (int64_t i = 0; i < kTogether; ++i) {
+      const uint16_t* const from = x + (b + i) * kVectors * kLanes;
+      largest[i] = _mm512_and_si512(_mm512_loadu_si512(from), mask);
+#pragma GCC unroll 4
+      for (int64_t j = 1; j < kVectors; ++j) {
+        largest[i] = _mm512_max_epu16(
+            largest[i], _mm512_and_si512(_mm512_loadu_si512(from + j * kLanes), mask));
+      }
+    }
+    const __m512i words = _mm512_cvtepu16_epi32(largest_words(largest));
+    _mm512_storeu_si512(amax + b, _mm512_slli_epi32(words, 16));
+  }
+  return b;
+}
+
 void amax_bf16(const AmaxArgs& args) {
   if (args.block % kLanes != 0) return amax_rows<uint16_t>(args);
   const auto* const x = reinterpret_cast<const uint16_t*>(args.x);
   const __m512i mask = _mm512_set1_epi16(0x7FFF);
   const int64_t whole = args.n / args.block;
-  for (int64_t b = 0; b < whole; ++b) {
+  int64_t b = 0;
+  if (args.block == kLanes) b = amax_together_bf16<1>(x, whole, args.amax);
+  if (args.block == 4 * kLanes) b = amax_together_bf16<4>(x, whole, args.amax);
+  for (; b < whole; ++b) {
     const uint16_t* const from = x + b * args.block;
     __m512i largest = _mm512_and_si512(_mm512_loadu_si512(from), mask);
     for (int64_t i = kLanes; i < args.block; i += kLanes) {
