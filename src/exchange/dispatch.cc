@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 #include "exchange/state.h"
+#include "platform/float_env.h"
+#include "quant/payload_encoder.h"
 
 namespace argosy {
 namespace {
@@ -105,13 +107,15 @@ Status Exchange::issue_dispatch(const DispatchPlan& plan, int64_t round,
                                      : transport::Reuse::kSoon;
   const int64_t num_tasks = (plan.num_tokens + kTokensPerTask - 1) / kTokensPerTask;
   state.group.pool().parallel_for(num_tasks, [&](int64_t task, int thread) {
+    const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+    const quant::PayloadEncoder encoder(state.payload);
     std::byte* const encoded = state.encoded.data() + thread * state.payload_stride;
     const int64_t end = std::min(plan.num_tokens, (task + 1) * kTokensPerTask);
     for (int64_t token = task * kTokensPerTask; token < end; ++token) {
       const std::byte* row = hidden.row(token);
       if (state.payload.is_quantised()) {
         if (!has_rows(plan, round, token)) continue;
-        encode_payload(state.payload, row, encoded);
+        encoder.encode(row, encoded);
         row = encoded;
       }
       push_token(state, plan, round, token, row, reuse);

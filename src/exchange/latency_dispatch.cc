@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "exchange/latency_state.h"
+#include "platform/float_env.h"
 
 namespace argosy {
 
@@ -139,7 +140,8 @@ int64_t State::write_header(const Call& call, const Routing& routing, int64_t to
 
 // Header and row to every rank that has an expert of the token. A quantised row is encoded once: in the own slot where the
 // token has one, else in `slot`, which also takes the headers.
-void State::push_token(const Call& call, const Routing& routing, int64_t token, std::byte* slot) {
+void State::push_token(const Call& call, const Routing& routing, int64_t token,
+                       const quant::PayloadEncoder& encoder, std::byte* slot) {
   const auto begin = static_cast<size_t>(token * routing.top_k);
   const size_t end = begin + static_cast<size_t>(routing.top_k);
   const int64_t set = set_of(call.epoch);
@@ -150,7 +152,7 @@ void State::push_token(const Call& call, const Routing& routing, int64_t token, 
       if (call.dest_rank[at] != rank()) continue;
       std::byte* const mine =
           own_slots + layout.slot(set, rank(), slot_of[at]) + layout.header_bytes;
-      encode_payload(payload, row, mine);
+      encoder.encode(row, mine);
       row = mine;
       is_ready = true;
     }
@@ -158,7 +160,7 @@ void State::push_token(const Call& call, const Routing& routing, int64_t token, 
   for (size_t first = begin; first < end; ++first) {
     if (call.dest_rank[first] < 0 || entry_of[first] != 0) continue;
     if (!is_ready) {
-      encode_payload(payload, row, slot + layout.header_bytes);
+      encoder.encode(row, slot + layout.header_bytes);
       row = slot + layout.header_bytes;
       is_ready = true;
     }
@@ -178,10 +180,12 @@ void State::push_token(const Call& call, const Routing& routing, int64_t token, 
 void State::send_rows(const Call& call, const Routing& routing) {
   const int64_t num_tasks = (routing.num_tokens + kTokensPerTask - 1) / kTokensPerTask;
   pool.parallel_for(num_tasks, [&](int64_t task, int thread) {
+    const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+    const quant::PayloadEncoder encoder(payload);
     std::byte* const slot = staging.data() + thread * layout.slot_bytes;
     const int64_t end = std::min(routing.num_tokens, (task + 1) * kTokensPerTask);
     for (int64_t token = task * kTokensPerTask; token < end; ++token) {
-      push_token(call, routing, token, slot);
+      push_token(call, routing, token, encoder, slot);
     }
   });
 }

@@ -26,6 +26,7 @@
 #include "argosy/thread_pool.h"
 #include "exchange/weighted_sum.h"
 #include "platform/clock.h"
+#include "quant/payload_encoder.h"
 #include "transport/endpoint.h"
 #include "transport/status_message.h"
 
@@ -159,7 +160,8 @@ struct LatencyExchange::State {
   void number_slots(const Routing& routing, Call* call);
   int64_t write_header(const Call& call, const Routing& routing, int64_t token, size_t first,
                        std::byte* to) const;
-  void push_token(const Call& call, const Routing& routing, int64_t token, std::byte* slot);
+  void push_token(const Call& call, const Routing& routing, int64_t token,
+                  const quant::PayloadEncoder& encoder, std::byte* slot);
   void send_rows(const Call& call, const Routing& routing);
   void send_notice(const Call& call, const Status& status);
   // Of a source in this call; an empty one where it sent none.

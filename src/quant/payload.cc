@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "platform/float_env.h"
 #include "quant/kernel.h"
+#include "quant/payload_encoder.h"
 #include "quant/run.h"
 #include "quant/scales.h"
 
@@ -73,36 +74,41 @@ Result<PayloadLayout> payload_layout(DType dtype, BlockFormat format, int64_t hi
   return layout;
 }
 
+quant::PayloadEncoder::PayloadEncoder(const PayloadLayout& layout)
+    : layout_(layout), kernel_(best_kernel()), rule_(rule_of(layout.format, {})) {}
+
+void quant::PayloadEncoder::encode(const std::byte* row, std::byte* out) const {
+  uint32_t amax[kMaxChunkBlocks];
+  float factors[kMaxChunkBlocks];
+  for (int64_t at = 0; at < layout_.hidden; at += kChunkCols) {
+    const int64_t n = std::min(kChunkCols, layout_.hidden - at);
+    const std::byte* const x = row + at * size_of(layout_.dtype);
+    const int64_t num_blocks = ceil_div(n, rule_.info.block_cols);
+    kernel_.amax_bf16({x, n, rule_.info.block_cols, amax});
+    std::byte* const scales =
+        out + layout_.scales_at + blocks_before(rule_.info, at) * size_of(rule_.info.scale_dtype);
+    store_scales(kernel_, rule_, 1.0f, amax, num_blocks, scales, factors);
+    EncodeArgs args;
+    args.x = x;
+    args.n = n;
+    args.block = rule_.info.block_cols;
+    args.scales = factors;
+    args.reciprocal = rule_.info.scale_dtype == DType::kE8M0;
+    args.amax = args.reciprocal ? nullptr : amax;
+    args.element = rule_.info.element;
+    args.fetch_next = true;  // of this row, or the next token's
+    args.codes = reinterpret_cast<uint8_t*>(out + at);
+    kernel_.encode_bf16(args);
+  }
+}
+
 void encode_payload(const PayloadLayout& layout, const std::byte* row, std::byte* out) {
   if (!layout.is_quantised()) {
     std::memcpy(out, row, static_cast<size_t>(layout.num_bytes));
     return;
   }
   const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
-  const Kernel& kernel = best_kernel();
-  const ScaleRule rule = rule_of(layout.format, {});
-  uint32_t amax[kMaxChunkBlocks];
-  float factors[kMaxChunkBlocks];
-  for (int64_t at = 0; at < layout.hidden; at += kChunkCols) {
-    const int64_t n = std::min(kChunkCols, layout.hidden - at);
-    const std::byte* const x = row + at * size_of(layout.dtype);
-    const int64_t num_blocks = ceil_div(n, rule.info.block_cols);
-    kernel.amax_bf16({x, n, rule.info.block_cols, amax});
-    std::byte* const scales =
-        out + layout.scales_at + blocks_before(rule.info, at) * size_of(rule.info.scale_dtype);
-    store_scales(kernel, rule, 1.0f, amax, num_blocks, scales, factors);
-    EncodeArgs args;
-    args.x = x;
-    args.n = n;
-    args.block = rule.info.block_cols;
-    args.scales = factors;
-    args.reciprocal = rule.info.scale_dtype == DType::kE8M0;
-    args.amax = args.reciprocal ? nullptr : amax;
-    args.element = rule.info.element;
-    args.fetch_next = true;  // of this row, or the next token's
-    args.codes = reinterpret_cast<uint8_t*>(out + at);
-    kernel.encode_bf16(args);
-  }
+  quant::PayloadEncoder(layout).encode(row, out);
 }
 
 void decode_payload(const PayloadLayout& layout, const std::byte* in, std::byte* row) {

@@ -1,6 +1,10 @@
 // Largest magnitudes and e8m0 scales of the AVX-512 kernel: part of kernel_avx512.cc, inside its namespace. Test:
 // tests/quant/kernel_test.cc.
 
+inline __mmask16 lanes_left(int64_t count) {
+  return static_cast<__mmask16>(count >= 16 ? 0xFFFF : (1u << count) - 1);
+}
+
 // --- largest magnitudes ---
 
 inline uint32_t largest_of(__m512i magnitudes) {
@@ -36,27 +40,36 @@ inline __m256i largest_words(const __m512i (&of)[16]) {
   return _mm512_castsi512_si256(_mm512_max_epu16(even, odd));
 }
 
-// Of whole blocks of kVectors registers, sixteen at a time; how many blocks.
+// Of blocks of kVectors registers, sixteen at a time; what is left has some that are not there, whose words are 0. Returns how
+// many were done: a few alone are not worth it.
 template <int64_t kVectors>
 int64_t amax_together_bf16(const uint16_t* x, int64_t num_blocks, uint32_t* amax) {
-  constexpr int64_t kTogether = 16;  // blocks
+  constexpr int64_t kTogether = 16, kFew = 4;  // blocks
   const __m512i mask = _mm512_set1_epi16(0x7FFF);
+  __m512i largest[kTogether];
+  const auto take = [&](int64_t i, const uint16_t* from) {
+    largest[i] = _mm512_and_si512(_mm512_loadu_si512(from), mask);
+#pragma GCC unroll 4
+    for (int64_t j = 1; j < kVectors; ++j) {
+      largest[i] = _mm512_max_epu16(largest[i],
+                                    _mm512_and_si512(_mm512_loadu_si512(from + j * kLanes), mask));
+    }
+  };
+  const auto words = [&] {
+    return _mm512_slli_epi32(_mm512_cvtepu16_epi32(largest_words(largest)), 16);
+  };
   int64_t b = 0;
   for (; b + kTogether <= num_blocks; b += kTogether) {
-    __m512i largest[kTogether];
-    for (int64_t i = 0; i < kTogether; ++i) {
-      const uint16_t* const from = x + (b + i) * kVectors * kLanes;
-      largest[i] = _mm512_and_si512(_mm512_loadu_si512(from), mask);
-#pragma GCC unroll 4
-      for (int64_t j = 1; j < kVectors; ++j) {
-        largest[i] = _mm512_max_epu16(
-            largest[i], _mm512_and_si512(_mm512_loadu_si512(from + j * kLanes), mask));
-      }
-    }
-    const __m512i words = _mm512_cvtepu16_epi32(largest_words(largest));
-    _mm512_storeu_si512(amax + b, _mm512_slli_epi32(words, 16));
+    for (int64_t i = 0; i < kTogether; ++i) take(i, x + (b + i) * kVectors * kLanes);
+    _mm512_storeu_si512(amax + b, words());
   }
-  return b;
+  if (num_blocks - b <= kFew) return b;
+  for (int64_t i = 0; i < kTogether; ++i) {
+    largest[i] = _mm512_setzero_si512();
+    if (b + i < num_blocks) take(i, x + (b + i) * kVectors * kLanes);
+  }
+  _mm512_mask_storeu_epi32(amax + b, lanes_left(num_blocks - b), words());
+  return num_blocks;
 }
 
 void amax_bf16(const AmaxArgs& args) {
@@ -137,10 +150,6 @@ void amax_f32(const AmaxArgs& args) {
 }
 
 // --- e8m0 scales: as kernel.inl, also where there are few ---
-
-inline __mmask16 lanes_left(int64_t count) {
-  return static_cast<__mmask16>(count >= 16 ? 0xFFFF : (1u << count) - 1);
-}
 
 void store_e8m0(const E8M0Args& args) {
   const __m512i infinity = _mm512_set1_epi32(static_cast<int>(kInfBits));
