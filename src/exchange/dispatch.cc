@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "exchange/state.h"
-#include "platform/float_env.h"
 #include "quant/payload_encoder.h"
 
 namespace argosy {
@@ -107,7 +106,6 @@ Status Exchange::issue_dispatch(const DispatchPlan& plan, int64_t round,
                                      : transport::Reuse::kSoon;
   const int64_t num_tasks = (plan.num_tokens + kTokensPerTask - 1) / kTokensPerTask;
   state.group.pool().parallel_for(num_tasks, [&](int64_t task, int thread) {
-    const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
     const quant::PayloadEncoder encoder(state.payload);
     std::byte* const encoded = state.encoded.data() + thread * state.payload_stride;
     const int64_t end = std::min(plan.num_tokens, (task + 1) * kTokensPerTask);

@@ -9,7 +9,6 @@
 
 #include "base/error.h"
 #include "exchange/latency_state.h"
-#include "platform/float_env.h"
 
 namespace argosy {
 
@@ -141,18 +140,18 @@ int64_t State::write_header(const Call& call, const Routing& routing, int64_t to
 // Header and row to every rank that has an expert of the token. A quantised row is encoded once: in the own slot where the
 // token has one, else in `slot`, which also takes the headers.
 void State::push_token(const Call& call, const Routing& routing, int64_t token,
-                       const quant::PayloadEncoder& encoder, std::byte* slot) {
+                       const quant::PayloadEncoder* encoder, std::byte* slot) {
   const auto begin = static_cast<size_t>(token * routing.top_k);
   const size_t end = begin + static_cast<size_t>(routing.top_k);
   const int64_t set = set_of(call.epoch);
   const std::byte* row = call.hidden.row(token);
-  bool is_ready = !payload.is_quantised();
+  bool is_ready = encoder == nullptr;
   if (!is_ready) {
     for (size_t at = begin; at < end && !is_ready; ++at) {
       if (call.dest_rank[at] != rank()) continue;
       std::byte* const mine =
           own_slots + layout.slot(set, rank(), slot_of[at]) + layout.header_bytes;
-      encoder.encode(row, mine);
+      encoder->encode(row, mine);
       row = mine;
       is_ready = true;
     }
@@ -160,7 +159,7 @@ void State::push_token(const Call& call, const Routing& routing, int64_t token,
   for (size_t first = begin; first < end; ++first) {
     if (call.dest_rank[first] < 0 || entry_of[first] != 0) continue;
     if (!is_ready) {
-      encoder.encode(row, slot + layout.header_bytes);
+      encoder->encode(row, slot + layout.header_bytes);
       row = slot + layout.header_bytes;
       is_ready = true;
     }
@@ -180,13 +179,16 @@ void State::push_token(const Call& call, const Routing& routing, int64_t token,
 void State::send_rows(const Call& call, const Routing& routing) {
   const int64_t num_tasks = (routing.num_tokens + kTokensPerTask - 1) / kTokensPerTask;
   pool.parallel_for(num_tasks, [&](int64_t task, int thread) {
-    const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
-    const quant::PayloadEncoder encoder(payload);
     std::byte* const slot = staging.data() + thread * layout.slot_bytes;
     const int64_t end = std::min(routing.num_tokens, (task + 1) * kTokensPerTask);
-    for (int64_t token = task * kTokensPerTask; token < end; ++token) {
-      push_token(call, routing, token, encoder, slot);
-    }
+    const auto push_all = [&](const quant::PayloadEncoder* encoder) {
+      for (int64_t token = task * kTokensPerTask; token < end; ++token) {
+        push_token(call, routing, token, encoder, slot);
+      }
+    };
+    if (!payload.is_quantised()) return push_all(nullptr);
+    const quant::PayloadEncoder encoder(payload);
+    push_all(&encoder);
   });
 }
 
@@ -326,9 +328,12 @@ Status State::sort_arrivals(Call* call, LatencyRows* rows) {
     ++rows->group_sizes[static_cast<size_t>(arrival.expert)];
     ++stats.tokens_received[static_cast<size_t>(arrival.expert)];
   }
+  int64_t end =
+      0;  // not read back from where it was just stored: that is what the loop would wait for
   for (size_t expert = 0; expert < num_local; ++expert) {
-    next_place[expert] = rows->group_offsets[expert];
-    rows->group_offsets[expert + 1] = rows->group_offsets[expert] + rows->group_sizes[expert];
+    next_place[expert] = end;
+    end += rows->group_sizes[expert];
+    rows->group_offsets[expert + 1] = end;
   }
   rows->rows.resize(arrivals.size());
   rows->results.resize(arrivals.size());

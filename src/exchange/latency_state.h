@@ -161,7 +161,7 @@ struct LatencyExchange::State {
   int64_t write_header(const Call& call, const Routing& routing, int64_t token, size_t first,
                        std::byte* to) const;
   void push_token(const Call& call, const Routing& routing, int64_t token,
-                  const quant::PayloadEncoder& encoder, std::byte* slot);
+                  const quant::PayloadEncoder* encoder, std::byte* slot);
   void send_rows(const Call& call, const Routing& routing);
   void send_notice(const Call& call, const Status& status);
   // Of a source in this call; an empty one where it sent none.

@@ -131,13 +131,17 @@ Result<std::unique_ptr<ThreadPool>> ThreadPool::create(int num_threads) {
 
 void ThreadPool::run(int64_t num_tasks, Call call, void* object) {
   if (num_tasks <= 0) return;
+  if (num_tasks == 1) {
+    const platform::ScopedFloatEnv float_env(platform::Denormals::kKeep);
+    return call(object, 0, 0);
+  }
   State& state = *state_;
   state.call = call;
   state.object = object;
   state.num_tasks = num_tasks;
   // Relaxed: nobody is inside; the gate publishes it.
   state.next_task.store(0, std::memory_order_relaxed);
-  if (state.num_threads == 1 || num_tasks == 1) {
+  if (state.num_threads == 1) {
     state.run_tasks(0);
     return;
   }

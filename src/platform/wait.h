@@ -96,6 +96,9 @@ void yield_core();
 // About the time in which a peer on another core answers.
 inline constexpr std::chrono::microseconds kSpinTime{1};
 
+// Some yields share one look at the clock: it takes as long as what is waited for.
+inline constexpr int kYieldsPerClock = 8;
+
 // Waits until ready() is true; false when the deadline passed before. ready() must be cheap: it is
 // called at every turn.
 template <typename Ready>
@@ -108,7 +111,8 @@ bool wait_until(Doorbell& bell, const WaitPolicy& policy, const Deadline& deadli
       if (ready()) return true;
     }
   }
-  for (int i = 0; i < policy.max_yields && !deadline.passed(); ++i) {
+  for (int i = 0; i < policy.max_yields; ++i) {
+    if (i % kYieldsPerClock == kYieldsPerClock - 1 && deadline.passed()) break;
     yield_core();
     if (ready()) return true;
   }

@@ -12,8 +12,8 @@ class PayloadEncoder {
  public:
   explicit PayloadEncoder(const PayloadLayout& layout);
 
-  // The bytes of encode_payload(). Precondition: the payload is quantised, and the caller has set ScopedFloatEnv with
-  // Denormals::kKeep: loading it waits for all arithmetic before, which is dear beside a row.
+  // The bytes of encode_payload(). Precondition: the payload is quantised, and the floating-point environment is that of
+  // Denormals::kKeep, as a ThreadPool's task has it: setting it waits for all arithmetic before, which is dear beside a row.
   void encode(const std::byte* row, std::byte* out) const;
 
  private:
