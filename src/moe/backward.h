@@ -133,7 +133,7 @@ class Backward {
   ConstTensorView results_;  // of the round's slots; in latency mode of all
   // Latency mode: how far the ranks' agreement is, which travels with the first call.
   struct Calls {
-    bool is_sent = false, is_agreed = false;
+    bool is_sent = false, is_accepted = false;
     std::vector<int64_t> rows;  // [L, R] of one call
   } calls_;
 };

@@ -192,7 +192,7 @@ Status Backward::run_latency(const Status& local, bool* declined) {
   // Nothing was sent yet: the others hear of it in the first call.
   if (!status.ok() && !calls_.is_sent) return layer_.agree_in_latency_mode(status, asked_for());
   // Past the agreement a failure is this rank's alone, but for what was agreed on again.
-  if (!status.ok() && calls_.is_agreed && status.code() != StatusCode::kNonFinite) {
+  if (!status.ok() && calls_.is_accepted && !is_agreed_) {
     layer_.group.abort(status);
   }
   return status;
@@ -255,7 +255,7 @@ Status Backward::for_each_call(const ConstTensorView& rows, const float* numbers
         exchange.issue_dispatch({}, layer_.routing_of_part(routing, first, count),
                                 rows.rows(first, count), note));
     ARGOSY_RETURN_IF_ERROR(exchange.wait_dispatch(call, &layer_.latency_rows));
-    calls_.is_agreed = true;
+    calls_.is_accepted = true;
     if (slots.declined) return stale("that of another rank took throughput mode");
     calls_.rows.clear();
     count_rows(slots, layer_.group.num_ranks(), &calls_.rows);
