@@ -385,7 +385,7 @@ Status State::read_notices(Call* call, LatencyRows* rows, bool* is_over) {
     rows->declined |= (word & LatencyFlag::kDeclined) != 0;
     rows->more |= (word & LatencyFlag::kMore) != 0;
   }
-  const Status status = verdict(*call, failing);
+  Status status = verdict(*call, failing);
   *is_over = !status.ok() || rows->declined;
   if (*is_over) finish_without_rows(call);
   return status;
@@ -401,7 +401,7 @@ Notice State::notice_from(const Call& call, int source) const {
 Status State::verdict(const Call& call, int failing) const {
   if (failing >= 0) {
     const Notice notice = notice_from(call, failing);
-    const Status status =
+    Status status =
         transport::status_of(std::as_bytes(std::span(&notice, 1)), "rank", failing);
     if (!status.ok()) return status;
     return base::error(StatusCode::kCorruptData, "rank {} failed and does not say why", failing);

@@ -25,12 +25,14 @@ Status AlignedBuffer::reserve(int64_t bytes) {
     return base::error(StatusCode::kOutOfMemory, "cannot allocate {} bytes", bytes);
   }
   const int64_t rounded = (bytes + 63) / 64 * 64;
-  // Large ones begin on a huge page, so that all but the end can be in some.
+  // Large ones begin on a huge page, so that all but the end can be in some. Not aligned_alloc: its size must be a multiple
+  // of the alignment, which glibc alone does not ask for.
   const size_t alignment = rounded < platform::kHugePage ? 64 : platform::kHugePage;
-  data_.reset(static_cast<std::byte*>(std::aligned_alloc(alignment, static_cast<size_t>(rounded))));
-  if (data_ == nullptr) {
+  void* data = nullptr;
+  if (posix_memalign(&data, alignment, static_cast<size_t>(rounded)) != 0) {
     return base::error(StatusCode::kOutOfMemory, "cannot allocate {} bytes", bytes);
   }
+  data_.reset(static_cast<std::byte*>(data));
   size_bytes_ = rounded;
   platform::prefer_huge_pages(data_.get(), rounded);
   return {};

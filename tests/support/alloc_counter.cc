@@ -62,12 +62,12 @@ void* realloc(void* old, size_t bytes) {
 
 void* aligned_alloc(size_t alignment, size_t bytes) {
   total.fetch_add(1, std::memory_order_relaxed);
-  aligned_bytes.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
   return __libc_memalign(alignment, bytes);
 }
 
 int posix_memalign(void** out, size_t alignment, size_t bytes) {
   total.fetch_add(1, std::memory_order_relaxed);
+  aligned_bytes.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
   *out = __libc_memalign(alignment, bytes);
   return *out == nullptr ? ENOMEM : 0;
 }

@@ -14,7 +14,7 @@ bool is_counting_allocations();
 // Allocations since the program started.
 int64_t num_allocations();
 
-// Bytes that aligned_alloc gave since the program started: all of AlignedBuffer, and nothing else of Argosy.
+// Bytes that posix_memalign gave since the program started: all of AlignedBuffer, and nothing else of Argosy.
 int64_t num_aligned_bytes();
 
 }  // namespace argosy::testing
