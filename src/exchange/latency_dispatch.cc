@@ -401,8 +401,7 @@ Notice State::notice_from(const Call& call, int source) const {
 Status State::verdict(const Call& call, int failing) const {
   if (failing >= 0) {
     const Notice notice = notice_from(call, failing);
-    Status status =
-        transport::status_of(std::as_bytes(std::span(&notice, 1)), "rank", failing);
+    Status status = transport::status_of(std::as_bytes(std::span(&notice, 1)), "rank", failing);
     if (!status.ok()) return status;
     return base::error(StatusCode::kCorruptData, "rank {} failed and does not say why", failing);
   }
