@@ -72,12 +72,27 @@ Status check_targets(const RunOptions& options) {
   return check_targets(targets, inputs, options.model);
 }
 
-Status check_threads(const RunOptions& options) {
+// What no option says alone, before anything runs.
+Status check_options(const RunOptions& options) {
+  const auto invalid = [](std::string text) {
+    return Status(StatusCode::kInvalidArgument, std::move(text));
+  };
   const int64_t threads = int64_t{options.num_ranks} * options.threads_per_rank;
-  if (threads <= kMaxThreads) return Status();
-  return Status(StatusCode::kInvalidArgument,
-                fmt::format("{} ranks with --threads-per-rank {} are {} threads, at most {} run",
-                            options.num_ranks, options.threads_per_rank, threads, kMaxThreads));
+  if (threads > kMaxThreads) {
+    return invalid(fmt::format("{} ranks with --threads-per-rank {} are {} threads, at most {} run",
+                               options.num_ranks, options.threads_per_rank, threads, kMaxThreads));
+  }
+  if (options.mode == "throughput" && (options.max_tokens.has_value() || options.chunk)) {
+    return invalid(fmt::format("{} is of latency mode, --mode is throughput",
+                               options.chunk ? "--chunk" : "--max-tokens"));
+  }
+  // A long run would be lost with it.
+  if (!options.compare_grads.empty()) {
+    if (const Status status = SafetensorsFile::open(options.compare_grads).error(); !status.ok()) {
+      return {status.code(), "--compare-grads: " + status.message()};
+    }
+  }
+  return Status();
 }
 
 Result<CheckpointOptions> checkpoint_options(const RunOptions& options) {
@@ -89,7 +104,7 @@ Result<CheckpointOptions> checkpoint_options(const RunOptions& options) {
 }
 
 Result<RunRanksOptions> ranks_options(const RunOptions& options) {
-  ARGOSY_RETURN_IF_ERROR(check_threads(options));
+  ARGOSY_RETURN_IF_ERROR(check_options(options));
   RunRanksOptions ranks;
   ranks.model_dir = options.model;
   ranks.layer = options.layer;
@@ -386,7 +401,7 @@ int run_threads(const RunOptions& options) {
 // Starts the ranks as copies of this command; the variables that they get make them ranks.
 int launch_ranks(const RunOptions& options, const std::vector<std::string>& arguments) {
   // Before any process starts.
-  if (const Status status = check_threads(options); !status.ok()) return fail(status);
+  if (const Status status = check_options(options); !status.ok()) return fail(status);
   LaunchOptions launch_options;
   launch_options.num_ranks = options.num_ranks;
   launch_options.command = {"/proc/self/exe"};

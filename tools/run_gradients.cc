@@ -78,6 +78,12 @@ Result<std::vector<GradientError>> compare_gradients(const std::vector<OwnedTens
                     fmt::format("--compare-grads: {} is {} there, {} here", tensor.name,
                                 describe(want), describe(have)));
     }
+    if (!is_fp32_or_bf16(want.dtype)) {
+      return Status(StatusCode::kInvalidArgument,
+                    fmt::format("--compare-grads: {} is {} there, expected F32 or BF16",
+                                tensor.name, describe(want)));
+    }
+    ARGOSY_RETURN_IF_ERROR(expect_finite("--compare-grads: " + tensor.name, want));
     const std::vector<double> seen = values_of(have, 0, have.num_elements());
     const std::vector<double> expected = values_of(want, 0, want.num_elements());
     GradientError error{tensor.name, {}};

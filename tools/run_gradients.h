@@ -25,7 +25,7 @@ struct GradientError {
   PeakError error;
 };
 // Every tensor against the one of the same name and shape in the file, fp32 or bf16. Errors: kNotFound names what the file
-// lacks; kInvalidArgument.
+// lacks; kInvalidArgument; kNonFinite names the first value of the file that is not finite.
 Result<std::vector<GradientError>> compare_gradients(const std::vector<OwnedTensor>& tensors,
                                                      const std::string& file);
 

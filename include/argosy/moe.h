@@ -80,7 +80,7 @@ struct MoeOptions {
   // Choices of the layer's own gate above an expert's capacity are dropped (contract 2.4); none: dropless. Throughput mode only.
   std::optional<CapacitySpec> capacity;
   // Training in kMxfp8 or kMxfp8Ceil: the experts' products, forward and backward, on operands quantised on their way in, from
-  // bf16 weights and rows (docs/training.md); gate and shared experts as they are. kBF16 rows, throughput mode only.
+  // bf16 weights and rows (docs/training.md); gate and shared experts as they are. kBF16 rows.
   BlockFormat training_format = BlockFormat::kUnset;
   // Buffers to use; null = own ones. Layers that run one after the other on one group may share an
   // Exchange made by them with these options and the layer's sizes.

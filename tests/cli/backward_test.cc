@@ -91,6 +91,35 @@ TEST(Backward, Bf16IsWithinItsRoundingOfFp32OnTheSameInputs) {
   }
 }
 
+// What cannot be compared is named, never read as something else.
+TEST(Backward, RefusesAFileThatItCannotCompareWith) {
+  const std::string dir = fresh_dir("backward_compare");
+  const Model& model = kModels[1];
+  const auto compared_with = [&](DType dtype, uint8_t byte) {
+    Result<Tensor> hidden = read_tensor_argument(grads_file(model) + ":hidden_in");
+    const ConstTensorView like = std::as_const(*hidden).view();
+    Tensor tensor = std::move(*Tensor::zeros(dtype, {like.dim(0), like.dim(1)}));
+    std::fill_n(tensor.view().data, tensor.bytes().size(), std::byte{byte});
+    const std::string path = dir + "/other.safetensors";
+    EXPECT_TRUE(write_safetensors(path, {{{"d.hidden", std::as_const(tensor).view()}}}).ok());
+    const CliResult result =
+        run_cli(arguments(model, grads_file(model), {"--compare-grads", path}));
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    return result.err;
+  };
+  for (const DType dtype : {DType::kI8, DType::kI32, DType::kF64, DType::kF16, DType::kBool}) {
+    EXPECT_NE(compared_with(dtype, 0).find("expected F32 or BF16"), std::string::npos);
+  }
+  EXPECT_NE(compared_with(DType::kF32, 0xFF).find("d.hidden holds -nan at [0, 0]"),
+            std::string::npos);
+  // Before the run, which would be lost.
+  const CliResult missing = run_cli(arguments(
+      model, grads_file(model),
+      {"--compare-grads", dir + "/none.safetensors", "--grads", dir + "/kept.safetensors"}));
+  EXPECT_EQ(missing.exit_code, 2);
+  EXPECT_NE(missing.err.find("--compare-grads: "), std::string::npos) << missing.err;
+}
+
 TEST(Backward, Refusals) {
   const Model& model = kModels[1];
   const auto refusal = [&](const Words& words) {
@@ -103,6 +132,9 @@ TEST(Backward, Refusals) {
   EXPECT_NE(refusal(arguments(model, grads_file(model),
                               {"--mode", "latency", "--dtype", "bf16", "--payload", "mxfp8"}))
                 .find("training with a quantised payload is not there yet"),
+            std::string::npos);
+  EXPECT_NE(refusal(arguments(model, grads_file(model), {"--max-tokens", "8"}))
+                .find("--max-tokens is of latency mode"),
             std::string::npos);
   Words shape = run_arguments("deepseek_v3_tiny", 1, "f32", {"--backward"});
   shape.insert(shape.end(),
