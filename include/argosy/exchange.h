@@ -112,9 +112,10 @@ class Exchange {
   //
   // Collective: yes. Blocks: no.
   // in   routing  top_k and num_experts as created; not read when `local` is an error
-  Status issue_counts(const Status& local, const Routing& routing);
-  // Blocks: at most step_deadline. Errors: the first failing rank's status, the same text on every
-  // rank (the group stays usable); kTimeout, kPeerLost, kAborted.
+  //      same     what must be the same on every rank, in words, of which at most 240 bytes count
+  Status issue_counts(const Status& local, const Routing& routing, std::string_view same = {});
+  // Blocks: at most step_deadline. Errors: the first failing rank's status, or kInvalidArgument where `same` differs,
+  // the same text on every rank (the group stays usable); kTimeout, kPeerLost, kAborted.
   Status wait_counts(CountsMatrix* counts);
 
   // In place of the count exchange where a plan is used again, as backward does: says that this rank is through with the

@@ -57,9 +57,11 @@ struct DispatchNote {
   // No rows: this rank wants the call done another way. All ranks learn it, and the call is over.
   bool decline = false;
   const float* numbers = nullptr;  // [T, K] dense, one beside every row, or null; training only
-  // What must be the same on every rank, in words, of which at most 240 bytes count: given by every rank of a call or by
-  // none. Where they differ, the call is an error on every rank, with both.
+  // What must be the same on every rank, in words, of which at most 240 bytes count. Where they differ, also where some
+  // ranks give none, the call is an error on every rank, with both.
   std::string_view same = {};
+  // Which layer the rows belong to, the same number on every rank. Rows of another one: kDisagree, and the group is aborted.
+  uint16_t context = 0;
 };
 
 // Received rows of one call, expert-major: by local expert, source rank, source token. Reused without allocating.

@@ -87,7 +87,8 @@ struct TapeSize {
 };
 TapeSize size_tape(const TapePolicy& policy, const TapeShape& shape);
 
-// Filled by MoeLayer::forward_train, read by MoeLayer::backward. Buffers grow and are used again. Movable.
+// Filled by MoeLayer::forward_train, read by MoeLayer::backward. Buffers grow and are used again. Movable;
+// moved from, it may only be assigned to or destroyed.
 class MoeTape {
  public:
   explicit MoeTape(const TapePolicy& policy = {});

@@ -38,6 +38,17 @@ Status status_of_rank(std::span<const std::byte> message, int rank) {
   return transport::status_of(message, "rank", rank);
 }
 
+// After status_of_rank() took every rank's message.
+Status same_words(const transport::AllGather& gather, int num_ranks) {
+  const std::string_view first = transport::words_of(gather.from(0));
+  for (int rank = 1; rank < num_ranks; ++rank) {
+    const std::string_view other = transport::words_of(gather.from(rank));
+    if (other == first) continue;
+    return base::invalid("rank {} has \"{}\", rank 0 \"{}\"", rank, other, first);
+  }
+  return {};
+}
+
 }  // namespace
 
 int64_t counts_message_bytes(int64_t num_experts) {
@@ -45,9 +56,11 @@ int64_t counts_message_bytes(int64_t num_experts) {
          num_experts * static_cast<int64_t>(sizeof(int64_t));
 }
 
-Status Exchange::issue_counts(const Status& local, const Routing& routing) {
+Status Exchange::issue_counts(const Status& local, const Routing& routing, std::string_view same) {
   State& state = *state_;
   if (state.step != Step::kIdle && state.step != Step::kCountsDone) {
+    // After a wait that failed: why the group is gone, not that a step was left out.
+    ARGOSY_RETURN_IF_ERROR(state.group.health());
     return base::invalid("issue_counts while another exchange is under way (step {})",
                          static_cast<int>(state.step));
   }
@@ -60,7 +73,8 @@ Status Exchange::issue_counts(const Status& local, const Routing& routing) {
     status = count_topk(ids, state.options.num_experts, &state.own_counts);
     if (status.ok()) std::copy(state.own_counts.begin(), state.own_counts.end(), counts);
   }
-  const StatusMessage header = transport::to_message(status, status.ok() ? routing.num_tokens : 0);
+  const StatusMessage header =
+      transport::to_message(status, status.ok() ? routing.num_tokens : 0, same);
   std::memcpy(state.counts_message.data(), &header, sizeof(header));
   ++state.epoch;
   ++state.stats.num_calls;
@@ -75,6 +89,7 @@ Status Exchange::issue_reuse(const Status& local, const DispatchPlan& plan, std:
     return base::invalid("issue_reuse, but the exchange was not made for training");
   }
   if (state.step != Step::kIdle && state.step != Step::kCountsDone) {
+    ARGOSY_RETURN_IF_ERROR(state.group.health());
     return base::invalid("issue_reuse while another exchange is under way (step {})",
                          static_cast<int>(state.step));
   }
@@ -99,12 +114,7 @@ Status Exchange::wait_reuse() {
   for (int rank = 0; rank < state.num_ranks(); ++rank) {
     ARGOSY_RETURN_IF_ERROR(status_of_rank(state.statuses->from(rank), rank));
   }
-  const std::string_view first = transport::words_of(state.statuses->from(0));
-  for (int rank = 1; rank < state.num_ranks(); ++rank) {
-    const std::string_view other = transport::words_of(state.statuses->from(rank));
-    if (other == first) continue;
-    return base::invalid("rank {} has \"{}\", rank 0 \"{}\"", rank, other, first);
-  }
+  ARGOSY_RETURN_IF_ERROR(same_words(*state.statuses, state.num_ranks()));
   state.step = Step::kCountsDone;
   return {};
 }
@@ -133,6 +143,7 @@ Status Exchange::wait_counts(CountsMatrix* counts) {
     std::memcpy(counts->counts.data() + rank * num_experts, message.data() + sizeof(StatusMessage),
                 static_cast<size_t>(num_experts) * sizeof(int64_t));
   }
+  ARGOSY_RETURN_IF_ERROR(same_words(*state.counts, state.num_ranks()));
   state.step = Step::kCountsDone;
   return {};
 }

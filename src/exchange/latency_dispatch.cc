@@ -118,7 +118,7 @@ int64_t State::write_header(const Call& call, const Routing& routing, int64_t to
   const auto begin = static_cast<size_t>(token * routing.top_k);
   const size_t end = begin + static_cast<size_t>(routing.top_k);
   const int32_t peer = call.dest_rank[first];
-  SlotHeader header{call.epoch, tag, static_cast<int32_t>(token), 0};
+  SlotHeader header{call.epoch, tag, static_cast<int32_t>(token), 0, call.context};
   auto* const entries = reinterpret_cast<SlotEntry*>(to + sizeof(SlotHeader));
   for (size_t at = first; at < end; ++at) {
     if (call.dest_rank[at] != peer) continue;
@@ -233,6 +233,7 @@ Result<uint64_t> State::issue_dispatch(const Status& local, const Routing& routi
   call.failed = !status.ok() || note.decline;
   call.num_tokens = call.failed ? 0 : routing.num_tokens;
   call.same = note.same;
+  call.context = note.context;
   if (!status.ok() || !note.same.empty()) send_notice(call, status);
   uint64_t bits = 0;
   if (!status.ok()) {
@@ -246,6 +247,7 @@ Result<uint64_t> State::issue_dispatch(const Status& local, const Routing& routi
     send_rows(call, routing);
     if (note.more) bits = LatencyFlag::kMore;
   }
+  if (!call.same.empty()) bits |= LatencyFlag::kWords;
   raise(LatencyLayout::kRows, call, bits, true);
   call.step = Step::kDispatchIssued;
   return call.epoch;
@@ -255,6 +257,15 @@ Status State::corrupt(const Call& call, int source, int64_t index, const std::st
   Status status = base::error(StatusCode::kCorruptData, "call {}, slot {} from rank {}: {}",
                               call.epoch, index, source, what);
   // Nobody sends that: the peers must not wait for this rank.
+  endpoint.abort(status);
+  return status;
+}
+
+Status State::mixed(const Call& call, int source, int context) {
+  Status status =
+      base::error(StatusCode::kDisagree,
+                  "call {}: rank {} sent rows of layer {}, rank {} is in a call of layer {}",
+                  call.epoch, source, context, rank(), call.context);
   endpoint.abort(status);
   return status;
 }
@@ -275,6 +286,7 @@ Status State::read_slots(const Call& call, int source, int64_t count) {
     if (header.epoch != call.epoch) {
       return corrupt(call, source, index, fmt::format("it is of call {}", header.epoch));
     }
+    if (header.context != call.context) return mixed(call, source, header.context);
     if (header.payload_tag != tag) {
       return corrupt(call, source, index, check_payload_tag(header.payload_tag, payload).message());
     }
@@ -373,7 +385,7 @@ Status State::sort_arrivals(Call* call, LatencyRows* rows) {
 // The verdict of all flags: the same on every rank, as all see the same.
 Status State::read_notices(Call* call, LatencyRows* rows, bool* is_over) {
   rows->more = rows->declined = false;
-  int failing = -1;
+  int failing = -1, num_with_words = 0;
   for (int source = num_ranks() - 1; source >= 0; --source) {
     const uint64_t word = transport::load_word(
         own(flags, layout.flag(set_of(call->epoch), LatencyLayout::kRows, source)));
@@ -382,10 +394,12 @@ Status State::read_notices(Call* call, LatencyRows* rows, bool* is_over) {
                      fmt::format("flag of call {}", word >> LatencyFlag::kEpochShift));
     }
     if ((word & LatencyFlag::kFailed) != 0) failing = source;
+    if ((word & LatencyFlag::kWords) != 0) ++num_with_words;
     rows->declined |= (word & LatencyFlag::kDeclined) != 0;
     rows->more |= (word & LatencyFlag::kMore) != 0;
   }
-  Status status = verdict(*call, failing);
+  const bool words_differ = num_with_words > 0 && num_with_words < num_ranks();
+  Status status = verdict(*call, failing, words_differ);
   *is_over = !status.ok() || rows->declined;
   if (*is_over) finish_without_rows(call);
   return status;
@@ -397,15 +411,15 @@ Notice State::notice_from(const Call& call, int source) const {
   return notice.value == static_cast<int64_t>(call.epoch) ? notice : Notice();
 }
 
-// The first failing rank's error, or the first words that differ from those of rank 0.
-Status State::verdict(const Call& call, int failing) const {
+// The first failing rank's error, or the first words that differ from those of rank 0, none among them.
+Status State::verdict(const Call& call, int failing, bool words_differ) const {
   if (failing >= 0) {
     const Notice notice = notice_from(call, failing);
     Status status = transport::status_of(std::as_bytes(std::span(&notice, 1)), "rank", failing);
     if (!status.ok()) return status;
     return base::error(StatusCode::kCorruptData, "rank {} failed and does not say why", failing);
   }
-  if (call.same.empty()) return {};
+  if (call.same.empty() && !words_differ) return {};
   const Notice first = notice_from(call, 0);
   const std::string_view wanted = transport::words_of(std::as_bytes(std::span(&first, 1)));
   for (int source = 1; source < num_ranks(); ++source) {

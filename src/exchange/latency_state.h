@@ -8,7 +8,7 @@
 //   notices  [set][source]              why a rank has no rows, or what must be the same on every rank
 //   flags    [set][kind][peer]          one word and cache line each, written by that peer only
 //
-// A flag is epoch << 24 | bits: it only grows, and an old one is never taken for a new one. `rows` from a source carries
+// A flag is epoch << 25 | bits: it only grows, and an old one is never taken for a new one. `rows` from a source carries
 // the count of its slots; 0 rows differ from no flag. `done` from an owner says that its results are written, and that it
 // has read my slots. So slots of epoch e may be written again, by epoch e + num_in_flight, once everybody's `done` of e is
 // here; results of e are overwritten only after everybody's rows of e + num_in_flight came, which they sent when they had
@@ -43,7 +43,8 @@ struct SlotHeader {
   uint64_t epoch = 0;
   uint64_t payload_tag = 0;
   int32_t token = 0;
-  int32_t num_entries = 0;  // 1 to min(K, L)
+  int16_t num_entries = 0;  // 1 to min(K, L)
+  uint16_t context = 0;     // DispatchNote::context
 };
 
 // A rank's status, with the epoch of the call beside it.
@@ -51,7 +52,8 @@ using Notice = transport::StatusMessage;
 
 // A flag word, and back.
 struct LatencyFlag {
-  static constexpr int kEpochShift = 24;
+  static constexpr int kEpochShift = 25;
+  static constexpr uint64_t kWords = 1u << 24;  // a notice of words came before
   static constexpr uint64_t kFailed = 1u << 23;
   static constexpr uint64_t kDeclined = 1u << 22;
   static constexpr uint64_t kMore = 1u << 21;
@@ -130,6 +132,7 @@ struct LatencyExchange::State {
     ConstTensorView hidden;
     const float* numbers = nullptr;  // [T, K], while rows are sent
     std::string same;                // what this rank said that all must share
+    uint16_t context = 0;
     std::vector<int32_t> dest_rank;  // [T, K]; -1 = nobody
     std::vector<int64_t>
         result_at;  // [T, K] offset in the owner's results, or in the own return slots
@@ -166,7 +169,7 @@ struct LatencyExchange::State {
   void send_notice(const Call& call, const Status& status);
   // Of a source in this call; an empty one where it sent none.
   Notice notice_from(const Call& call, int source) const;
-  Status verdict(const Call& call, int failing) const;
+  Status verdict(const Call& call, int failing, bool words_differ) const;
   void raise(LatencyLayout::Kind kind, const Call& call, uint64_t bits, bool counts);
   // Whether the flags of everybody, or of the ranks that rows were sent to, are here.
   bool is_here(LatencyLayout::Kind kind, const Call& call, bool everybody) const;
@@ -180,6 +183,8 @@ struct LatencyExchange::State {
   // Where the result of (token, k) = `at` is read by its home rank; null where nobody has one.
   const std::byte* returned_row(const Call& call, size_t at) const;
   Status corrupt(const Call& call, int source, int64_t index, const std::string& what);
+  // Rows of another layer's call.
+  Status mixed(const Call& call, int source, int context);
 
   transport::Endpoint& endpoint;
   ThreadPool& pool;

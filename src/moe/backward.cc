@@ -313,10 +313,10 @@ Status Backward::agree_on_finite() {
 }
 
 std::string Backward::asked_for() const {
-  std::string words =
-      fmt::format("backward of call {}, {}, non-finite {}, for", tape_.call,
-                  out_.replicated == ReplicatedGradients::kExact ? "exact" : "reduced",
-                  out_.nonfinite == NonFiniteGradients::kPass ? "pass" : "error");
+  std::string words = fmt::format(
+      "backward of call {} of layer {}, {}, non-finite {}, for", tape_.call, layer_.number,
+      out_.replicated == ReplicatedGradients::kExact ? "exact" : "reduced",
+      out_.nonfinite == NonFiniteGradients::kPass ? "pass" : "error");
   const std::pair<const char*, const TensorView&> shared[] = {
       {" d_gate", out_.d_gate},
       {" d_gate_bias", out_.d_gate_bias},

@@ -53,6 +53,7 @@ Status State::run_part(const Status& local, const ConstTensorView& hidden, int64
   const int64_t count = std::min(most, num_tokens - begin);
   DispatchNote note;
   note.more = begin + count < num_tokens;
+  note.context = number;
   note.decline = mode == MoeMode::kAuto && local.ok() && num_tokens > latency_tokens;
   const bool is_sent = local.ok() && !note.decline;
   const ConstTensorView rows = is_sent ? hidden.rows(begin, count) : ConstTensorView();

@@ -172,6 +172,7 @@ Status State::agree_in_latency_mode(const Status& local, const std::string& same
   DispatchNote note;
   note.decline = local.ok();  // so that the call is over at once
   note.same = same;
+  note.context = number;
   ARGOSY_ASSIGN_OR_RETURN(const uint64_t call,
                           latency->issue_dispatch(local, routing, no_rows, note));
   return latency->wait_dispatch(call, &latency_rows);
@@ -249,6 +250,7 @@ Status Backward::for_each_call(const ConstTensorView& rows, const float* numbers
     if (numbers != nullptr) note.numbers = numbers + first * routing.top_k;
     const std::string words = calls_.is_sent ? std::string() : asked_for();
     note.same = words;
+    note.context = layer_.number;
     calls_.is_sent = true;
     ARGOSY_ASSIGN_OR_RETURN(
         const uint64_t call,

@@ -2,10 +2,13 @@
 // round. Shared experts run on the home rank between the two halves of the count exchange.
 // Everything that can be wrong with a call is found before its counts are sent, so that all ranks
 // get the same error. Buffers only grow. Latency mode: latency_path.cc. Test: tests/moe/.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <numeric>
+#include <string>
 
 #include "argosy/gemm_backward.h"
 #include "base/error.h"
@@ -15,6 +18,7 @@
 #include "moe/layer_state.h"
 #include "numeric/elementary.h"
 #include "platform/float_env.h"
+#include "transport/join.h"
 
 namespace argosy {
 namespace {
@@ -51,6 +55,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
   const Placement placement{router.num_experts, group.num_ranks(), 0};
   const Result<LayerShape> checked =
       check_weights(router, weights, options.hidden_dtype, placement, group.rank());
+  const auto number = static_cast<uint16_t>(1 + transport::GroupAccess::count_made(group) % 0xFFFF);
   Status local = checked.error();
   if (local.ok()) local = check_training(weights, options);
   if (local.ok() && options.weights_inside) local = check_weights_inside(weights, options);
@@ -74,6 +79,9 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(Group& group, const RouterSpe
   ARGOSY_RETURN_IF_ERROR(local);
   ARGOSY_RETURN_IF_ERROR(agreed);
   auto state = std::make_unique<State>(group, router, std::move(weights), options.training_format);
+  state->number = number;
+  state->call_words = {fmt::format("forward of layer {}", number),
+                       fmt::format("forward_train of layer {}", number)};
   state->shape = *checked;
   state->dtype = options.hidden_dtype;
   state->gate = std::move(gate);
@@ -274,10 +282,15 @@ Status MoeLayer::State::run(const Status& local, const ConstTensorView& hidden, 
     bool declined = false;
     Status status = run_latency(local, hidden, mask, output, report, &declined);
     if (!status.ok() || !declined) return status;
+    if (exchange == nullptr) {
+      return base::error(StatusCode::kDisagree,
+                         "another rank took throughput mode, in a call of layer {}", number);
+    }
     timeline.start();  // what latency mode took is forgotten: a flag each way
   }
   timeline.lap(MoeStage::kRoute);
-  ARGOSY_RETURN_IF_ERROR(exchange->issue_counts(local, routing));
+  ARGOSY_RETURN_IF_ERROR(
+      exchange->issue_counts(local, routing, call_words[tape != nullptr ? 1 : 0]));
   timeline.lap(MoeStage::kCounts);
   CombineInput input;
   Status step = local;

@@ -299,6 +299,8 @@ std::vector<Setting> layer_settings(const RouterSpec& router, const MoeWeights& 
       {"layer.check", "Ok"},
       {"layer.hidden_dtype", std::string(name_of(options.hidden_dtype))},
       {"layer.mode", name_of(options.mode)},
+      {"layer.exchange", options.exchange != nullptr ? "given" : "own"},
+      {"layer.latency", options.latency != nullptr ? "given" : "own"},
       {"layer.training", options.training ? "yes" : "no"},
       {"layer.weights_inside", options.weights_inside ? "yes" : "no"},
       {"layer.training_format", payload_text(options.training_format)},

@@ -3,7 +3,9 @@
 // Test: tests/moe/.
 #pragma once
 
+#include <array>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "argosy/moe.h"
@@ -73,8 +75,9 @@ struct MoeLayer::State : ForwardBuffers {
   std::vector<int64_t> received_before;  // [L] latency->stats() before the call
 
   // Training; null where the layer was not made for it.
-  uint64_t id = 0;         // of this layer in this process
-  uint64_t num_tapes = 0;  // filled so far, or found too small
+  uint64_t id = 0;      // of this layer in this process
+  uint16_t number = 0;  // of this layer in its group, the same on every rank; its calls carry it
+  std::array<std::string, 2> call_words;  // of forward, of forward_train
   std::unique_ptr<BackwardBuffers> backward;
   std::unique_ptr<RowGather> row_gather;
   MoeTape::State* tape = nullptr;  // of the forward under way

@@ -40,7 +40,10 @@ Status State::start_tape(MoeMode taken, const TapeShape& of_call, const uint8_t*
   MoeTape::State& t = *tape;
   t.is_filled = false;
   t.layer = id;
-  t.call = ++num_tapes;
+  // Of the exchanges' calls, which every rank counts alike, also after one that ranks made for different ends.
+  t.call = 0;
+  if (exchange != nullptr) t.call += static_cast<uint64_t>(exchange->stats().num_calls);
+  if (latency != nullptr) t.call += static_cast<uint64_t>(latency->stats().num_calls);
   t.mode = taken;
   t.shape = of_call;
   t.shape.num_tokens = routing.num_tokens;

@@ -99,11 +99,12 @@ int64_t AllGather::slot_offset(int rank, uint64_t epoch) const {
 }
 
 Status AllGather::issue(std::span<const std::byte> mine) {
+  // First: a wait that failed leaves the gather open.
+  ARGOSY_RETURN_IF_ERROR(endpoint_.health());
   if (is_issued_) {
     return base::invalid("all-gather: issue of epoch {} before the wait of epoch {}", epoch_ + 1,
                          epoch_);
   }
-  ARGOSY_RETURN_IF_ERROR(endpoint_.health());
   is_issued_ = true;
   ++epoch_;
   const auto size = static_cast<int64_t>(mine.size());

@@ -43,6 +43,7 @@ struct Group::State {
   std::vector<int> pinned_cpus;
   std::unique_ptr<Endpoint> endpoint;
   std::unique_ptr<Agreement> agreement;
+  uint64_t num_made = 0;
 };
 
 namespace {
@@ -213,6 +214,8 @@ Result<std::unique_ptr<Group>> transport::GroupAccess::join(const GroupOptions& 
   }
   return std::unique_ptr<Group>(new Group(std::move(state)));
 }
+
+uint64_t transport::GroupAccess::count_made(Group& group) { return group.state_->num_made++; }
 
 Result<std::unique_ptr<Group>> Group::join(const GroupOptions& options) {
   return transport::GroupAccess::join(options, {});

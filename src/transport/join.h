@@ -20,6 +20,8 @@ struct JoinOverrides {
 struct GroupAccess {
   static Result<std::unique_ptr<Group>> join(const GroupOptions& options,
                                              const JoinOverrides& overrides);
+  // Counts what is made over the group, collectively: the same number on every rank.
+  static uint64_t count_made(Group& group);
 };
 
 }  // namespace argosy::transport

@@ -160,6 +160,7 @@ void LatencySchedule::draw_call(int exchange, int call) {
   one.differing = -1;
   const bool has_words = random_.one_in(4);
   const auto differs = has_words && random_.one_in(3) ? random_.below(num_ranks_) : -1;
+  const bool one_without = random_.one_in(2);
   const auto fails = random_.one_in(12) ? random_.below(num_ranks_) : -1;
   const auto declines = random_.one_in(12) ? random_.below(num_ranks_) : -1;
   for (int rank = num_ranks_ - 1; rank >= 0; --rank) {
@@ -168,7 +169,8 @@ void LatencySchedule::draw_call(int exchange, int call) {
     part.declines = !part.fails && rank == declines;
     part.more = random_.one_in(6);
     part.same = !has_words ? std::string() : fmt::format("call {} of {}", call, exchange);
-    if (rank == differs) part.same += " in another way";
+    if (rank == differs && one_without) part.same.clear();
+    if (rank == differs && !one_without) part.same += " in another way";
     part.results_written = part.has_returned = false;
     part.next = 0;
     draw_routing(layer.options, &part.routing);

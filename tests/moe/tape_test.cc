@@ -351,7 +351,7 @@ TEST(Backward, RanksThatAskForDifferentThingsAreTold) {
       EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.to_string();
       EXPECT_NE(status.message().find(text), std::string::npos) << status.to_string();
     };
-    expect_error(is_other ? second : first, {}, "rank 1 has \"backward of call 2, exact");
+    expect_error(is_other ? second : first, {}, "rank 1 has \"backward of call ");
     std::vector<float> d_gate;
     MoeGradients g;
     if (is_other) g.d_gate = testing::view_of(d_gate, {9, layer.hidden});
