@@ -27,6 +27,8 @@ struct CombineArgs {
   const float* bias = nullptr;          // null: none
   int64_t n = 0;
   std::byte* out = nullptr;
+  // Past the caches where whole lines can be; the caller ends with platform::finish_streaming().
+  bool stream = false;
 };
 
 struct CombineKernel {

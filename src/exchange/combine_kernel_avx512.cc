@@ -92,9 +92,18 @@ inline void add_row(__m512 weight, __m512i words, Pair* acc) {
   acc->odd = _mm512_fmadd_ps(weight, row.odd, acc->odd);
 }
 
+inline void store_line(std::byte* to, __m512i line, bool stream) {
+  if (stream) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), line);
+  } else {
+    _mm512_storeu_si512(to, line);
+  }
+}
+
 void combine_bf16(const CombineArgs& args) {
   int64_t column = 0;
   constexpr __mmask32 kAll = 0xFFFFFFFFu;
+  const bool stream = args.stream && reinterpret_cast<uintptr_t>(args.out) % kLineBytes == 0;
   for (; column + 64 <= args.n; column += 64) {
     Pair low = start_bf16(args, column, kAll, 32);
     Pair high = start_bf16(args, column + 32, kAll, 32);
@@ -104,8 +113,8 @@ void combine_bf16(const CombineArgs& args) {
       add_row(weight, _mm512_loadu_si512(at), &low);
       add_row(weight, _mm512_loadu_si512(at + kLineBytes), &high);
     }
-    _mm512_storeu_si512(args.out + column * 2, narrow(low));
-    _mm512_storeu_si512(args.out + column * 2 + kLineBytes, narrow(high));
+    store_line(args.out + column * 2, narrow(low), stream);
+    store_line(args.out + column * 2 + kLineBytes, narrow(high), stream);
   }
   for (int64_t k = 0; k < args.num_next; ++k) {
     for (int64_t byte = 0; byte < kNextBytes; byte += kLineBytes) {

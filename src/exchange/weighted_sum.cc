@@ -57,6 +57,7 @@ void sum_token(const SumShape& shape, const CombineInput& input, const TensorVie
   if (input.bias.dtype != DType::kUnset) args.bias = input.bias.as<float>();
   args.n = shape.hidden;
   args.out = output.row(token);
+  args.stream = is_streamed(shape);
   const CombineKernel& kernel = combine_kernel();
   (shape.dtype == DType::kBF16 ? kernel.combine_bf16 : kernel.combine_f32)(args);
 }

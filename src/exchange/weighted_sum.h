@@ -11,6 +11,7 @@
 #include "argosy/status.h"
 #include "argosy/tensor.h"
 #include "argosy/thread_pool.h"
+#include "platform/copy.h"
 #include "platform/float_env.h"
 
 namespace argosy {
@@ -61,6 +62,12 @@ void gather_rows(const SumShape& shape, const CombineInput& input, int64_t token
   }
 }
 
+// An output that no cache holds until it is read: past them, which spares a read of every line before it is written.
+constexpr int64_t kStreamedSumBytes = int64_t{4} << 20;
+inline bool is_streamed(const SumShape& shape) {
+  return shape.num_tokens * shape.hidden * size_of(shape.dtype) >= kStreamedSumBytes;
+}
+
 // row_of(at) is the address of the result of (token, k), at = token * K + k; null where nobody has one.
 template <typename RowOf>
 void weighted_sum(const SumShape& shape, ThreadPool* pool, const CombineInput& input,
@@ -81,6 +88,7 @@ void weighted_sum(const SumShape& shape, ThreadPool* pool, const CombineInput& i
       gather_rows(shape, input, token + 1, row_of, &next);
       sum_token(shape, input, output, token, rows, next);
     }
+    if (is_streamed(shape)) platform::finish_streaming();
   });
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "argosy/bfloat16.h"
+#include "platform/copy.h"
 
 namespace argosy {
 namespace {
@@ -94,8 +95,6 @@ void expect_scalar_steps(void (*call)(const CombineArgs&), std::mt19937_64& rand
   for (const std::vector<std::byte>& bytes : rows.bytes) {
     addresses.push_back(bytes.data() + sizeof(T));
   }
-  std::vector<T> out(static_cast<size_t>(n) + 2, T{});
-  std::memset(static_cast<void*>(out.data()), 0x5A, out.size() * sizeof(T));
   CombineArgs args;
   args.rows = addresses.data();
   args.weights = weights.data();
@@ -107,27 +106,37 @@ void expect_scalar_steps(void (*call)(const CombineArgs&), std::mt19937_64& rand
   if (parts.residual) args.residual = extra.bytes[1].data() + sizeof(T);
   if (parts.bias) args.bias = bias.data();
   args.n = n;
-  args.out = reinterpret_cast<std::byte*>(out.data() + 1);
-  call(args);
-  for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
-    float acc = parts.shared ? extra.values[0][i] * 0.75f : 0.0f;
-    if (parts.residual) acc += extra.values[1][i];
-    if (parts.bias) acc += bias[i];
-    for (size_t k = 0; k < rows.values.size(); ++k) {
-      acc = std::fma(weights[k], rows.values[k][i], acc);
+  // Anywhere, and past the caches where whole lines are.
+  constexpr size_t kLine = 64 / sizeof(T);
+  for (const bool stream : {false, true}) {
+    std::vector<T> out(static_cast<size_t>(n) + 2 * kLine, T{});
+    std::memset(static_cast<void*>(out.data()), 0x5A, out.size() * sizeof(T));
+    size_t lead = 1;
+    while (stream && reinterpret_cast<uintptr_t>(out.data() + lead) % 64 != 0) ++lead;
+    args.out = reinterpret_cast<std::byte*>(out.data() + lead);
+    args.stream = stream;
+    call(args);
+    platform::finish_streaming();
+    for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
+      float acc = parts.shared ? extra.values[0][i] * 0.75f : 0.0f;
+      if (parts.residual) acc += extra.values[1][i];
+      if (parts.bias) acc += bias[i];
+      for (size_t k = 0; k < rows.values.size(); ++k) {
+        acc = std::fma(weights[k], rows.values[k][i], acc);
+      }
+      float have = 0;
+      if constexpr (std::is_same_v<T, BFloat16>) {
+        have = out[lead + i].to_float();
+      } else {
+        have = out[lead + i];
+      }
+      ASSERT_EQ(bits(have), bits(rounded<T>(acc))) << "column " << i << " of " << n;
     }
-    float have = 0;
-    if constexpr (std::is_same_v<T, BFloat16>) {
-      have = out[i + 1].to_float();
-    } else {
-      have = out[i + 1];
+    const auto* const guard = reinterpret_cast<const unsigned char*>(out.data());
+    for (size_t i = 0; i < sizeof(T); ++i) {
+      ASSERT_EQ(guard[(lead - 1) * sizeof(T) + i], 0x5A);
+      ASSERT_EQ(guard[(lead + static_cast<size_t>(n)) * sizeof(T) + i], 0x5A) << n;
     }
-    ASSERT_EQ(bits(have), bits(rounded<T>(acc))) << "column " << i << " of " << n;
-  }
-  const auto* const guard = reinterpret_cast<const unsigned char*>(out.data());
-  for (size_t i = 0; i < sizeof(T); ++i) {
-    ASSERT_EQ(guard[i], 0x5A);
-    ASSERT_EQ(guard[(static_cast<size_t>(n) + 1) * sizeof(T) + i], 0x5A) << n;
   }
 }
 
