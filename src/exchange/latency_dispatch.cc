@@ -340,8 +340,8 @@ Status State::sort_arrivals(Call* call, LatencyRows* rows) {
     ++rows->group_sizes[static_cast<size_t>(arrival.expert)];
     ++stats.tokens_received[static_cast<size_t>(arrival.expert)];
   }
-  int64_t end =
-      0;  // not read back from where it was just stored: that is what the loop would wait for
+  // Kept beside the offsets: reading back what was just stored is what the loop would wait for.
+  int64_t end = 0;
   for (size_t expert = 0; expert < num_local; ++expert) {
     next_place[expert] = end;
     end += rows->group_sizes[expert];

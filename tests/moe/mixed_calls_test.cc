@@ -2,7 +2,9 @@
 // else, the group goes on (contract 3.9).
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
+#include <thread>
 
 #include "argosy/moe.h"
 #include "moe/layer_cases.h"
@@ -138,6 +140,28 @@ TEST(MixedCalls, LayersOfOneExchangeInLatencyMode) {
     EXPECT_FALSE(status.ok());
     EXPECT_NE(status.message().find("sent rows of layer"), std::string::npos) << status.to_string();
   });
+}
+
+// After a wait that failed, every later call says that the group is gone: not that its arguments are wrong.
+TEST(MixedCalls, AfterATimeoutTheGroupsReasonComesBack) {
+  run_group(
+      2,
+      [](Group& group) {
+        const auto layer = std::move(*make(group, options_of(MoeMode::kThroughput)));
+        Caller caller(group);
+        ASSERT_TRUE(caller.train(*layer).ok());
+        if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+        EXPECT_FALSE(caller.forward(*layer).ok());
+        EXPECT_EQ(caller.forward(*layer).code(), StatusCode::kAborted);
+        EXPECT_EQ(caller.backward(*layer).code(), StatusCode::kAborted);
+        LatencyOptions wanted{naive().dtype, naive().hidden, naive().router.num_experts,
+                              naive().router.top_k};
+        EXPECT_EQ(LatencyExchange::create(group, wanted).error().code(), StatusCode::kAborted);
+      },
+      [](GroupOptions& options) {
+        options.dot_order = naive().order;
+        options.step_deadline = std::chrono::milliseconds(100);
+      });
 }
 
 TEST(MixedCalls, AnExchangeOnOneRankOnlyIsNamedAtOnce) {
