@@ -164,6 +164,22 @@ TEST(MixedCalls, AfterATimeoutTheGroupsReasonComesBack) {
       });
 }
 
+// The same where layers are made: the comparison of settings stays open on the rank that gave up.
+TEST(MixedCalls, AfterATimeoutOfCreationTheGroupsReasonComesBack) {
+  run_group(
+      2,
+      [](Group& group) {
+        if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+        EXPECT_FALSE(make(group, options_of(MoeMode::kThroughput)).has_value());
+        EXPECT_EQ(make(group, options_of(MoeMode::kThroughput)).error().code(),
+                  StatusCode::kAborted);
+      },
+      [](GroupOptions& options) {
+        options.dot_order = naive().order;
+        options.step_deadline = std::chrono::milliseconds(100);
+      });
+}
+
 TEST(MixedCalls, AnExchangeOnOneRankOnlyIsNamedAtOnce) {
   run(2, [](Group& group) {
     LatencyOptions wanted{naive().dtype, naive().hidden, naive().router.num_experts,
