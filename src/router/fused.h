@@ -3,7 +3,7 @@
 //
 // Experts are chosen on cheap approximations with a proven bound of their error; only the few that
 // may be among the top_k get their exact score, to the bits of kernel.inl. A token that
-// the bounds do not decide is left to route_token() of route.cc, so the bits are always those of the
+// the bounds do not decide is left to exact_row.h, so the bits are always those of the
 // reference. Floor: docs/perf/router.md. Decision: docs/adr/0010. Test:
 // tests/router/fused_test.cc.
 #pragma once

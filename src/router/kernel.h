@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "router/lanes.h"
+
 namespace argosy::router {
 
 inline constexpr int64_t kGateTokens = 8;    // rows of a gate tile
@@ -21,6 +23,12 @@ using ScoreRow = void (*)(const float* logits, int64_t num_experts, double* exac
 // underflows unless its weight does. Returns their sum.
 using ChosenTerms = double (*)(const float* chosen_logits, int64_t top_k, double* terms);
 
+// The parts of softmax_scores, for a row that is taken in chunks: e^(logit - peak), added to `sum` in the order
+// of sum_lanes() (all chunks but the last: multiples of 8); and values / sum, rounded to fp32 too.
+using SoftmaxPowers = void (*)(const float* logits, int64_t count, double peak, double* powers,
+                               LaneSum* sum);
+using Quotients = void (*)(double* values, int64_t count, double sum, float* rounded);
+
 inline constexpr int64_t kSelectMostTopK = 64;
 
 // What select() needs of a spec; see select_rules().
@@ -33,10 +41,14 @@ struct SelectRules {
   int64_t group_stride = 0;  // whole vectors
 };
 
-// The bits of select_experts() of top_k.h. `orders` [num_groups * group_stride] is scratch. False when too
-// many scores are equal: select_experts() is faster then.
-using Select = bool (*)(const SelectRules& rules, const float* selection, int32_t* orders,
-                        int32_t* topk_idx);
+// The selection scores of the experts [first, first + count) as integers in their order, at their places in
+// `orders` [num_groups * group_stride].
+using Order = void (*)(const SelectRules& rules, const float* selection, int64_t first,
+                       int64_t count, int32_t* orders);
+
+// The bits of select_experts() of top_k.h, from what Order made of all experts; it may be overwritten. False
+// when too many scores are equal: select_experts() is faster then.
+using Select = bool (*)(const SelectRules& rules, int32_t* orders, int32_t* topk_idx);
 
 struct Kernel {
   ScoreRow softmax_scores;
@@ -45,6 +57,10 @@ struct Kernel {
   ChosenTerms softmax_terms;
   ChosenTerms sigmoid_terms;
   ChosenTerms sqrt_softplus_terms;
+  float (*largest)(const float* values, int64_t count);  // of -0 and +0 either
+  SoftmaxPowers softmax_powers;
+  Quotients quotients;
+  Order order;
   Select select;
   // acc[t * kGateExperts + j] = fma(x[t * kGateHidden + h], panel[h * kGateExperts + j], acc), h
   // ascending over [0, depth). Denormals: flushed.

@@ -29,20 +29,30 @@ float largest(const float* values, int64_t count) {
   return most;
 }
 
-double softmax_terms(const float* logits, int64_t count, double* terms) {
-  const double peak = static_cast<double>(largest(logits, count));
+ARGOSY_INLINE void softmax_powers(const float* logits, int64_t count, double peak, double* powers,
+                                  LaneSum* sum) {
   for (int64_t i = 0; i < count; ++i) {
-    terms[i] = exp_nonpositive_f64(static_cast<double>(logits[i]) - peak);
+    powers[i] = exp_nonpositive_f64(static_cast<double>(logits[i]) - peak);
   }
-  return sum_lanes(terms, count);
+  add_lanes(powers, count, sum);
+}
+
+ARGOSY_INLINE void quotients(double* values, int64_t count, double sum, float* rounded) {
+  for (int64_t i = 0; i < count; ++i) {
+    values[i] /= sum;
+    rounded[i] = static_cast<float>(values[i]);
+  }
+}
+
+double softmax_terms(const float* logits, int64_t count, double* terms) {
+  LaneSum sum;
+  softmax_powers(logits, count, static_cast<double>(largest(logits, count)), terms, &sum);
+  return total(sum);
 }
 
 void softmax_scores(const float* logits, int64_t num_experts, double* exact, float* scores) {
   const double sum = softmax_terms(logits, num_experts, exact);
-  for (int64_t i = 0; i < num_experts; ++i) {
-    exact[i] /= sum;
-    scores[i] = static_cast<float>(exact[i]);
-  }
+  quotients(exact, num_experts, sum, scores);
 }
 
 // sigmoid(z) = e^min(z, 0) / (1 + e^-|z|); `shift` <= 0 is taken out of the numerator's exponent.
@@ -122,7 +132,8 @@ void gate_tile(const float* x, const float* panel, int64_t depth, float* acc) {
 
 constexpr Kernel kThisKernel = {softmax_scores, sigmoid_scores, sqrt_softplus_scores,
                                 softmax_terms,  sigmoid_terms,  sqrt_softplus_terms,
-                                select,         gate_tile};
+                                largest,        softmax_powers, quotients,
+                                order,          select,         gate_tile};
 
 }  // namespace
 }  // namespace argosy::router

@@ -1,6 +1,6 @@
 // route(): checks, then one pass over blocks of tokens, each token alone: score, select, weigh.
 // Tokens write disjoint rows and share nothing, so the bits do not depend on the threads. Where the
-// CPU and the spec allow it the fused pass (fused.h) routes; what that leaves goes through route_token(), which
+// CPU and the spec allow it the fused pass (fused.h) routes; what that leaves goes through exact_row.h, which
 // computes all scores. The naive twin is kReferencePath. All give the same bits. Test: tests/router/route_test.cc, fused_test.cc.
 #include <algorithm>
 #include <atomic>
@@ -9,91 +9,21 @@
 #include <cstring>
 #include <limits>
 #include <new>
-#include <optional>
 #include <stdexcept>
 #include <utility>
 
 #include "argosy/router.h"
 #include "base/error.h"
 #include "platform/float_env.h"
+#include "router/exact_row.h"
 #include "router/fused.h"
 #include "router/kernel.h"
-#include "router/lanes.h"
-#include "router/top_k.h"
 
 namespace argosy {
 namespace {
 
 using base::invalid;
-using router::TopK;
-
 constexpr int64_t kMostTokensPerTask = 128, kLeastTokensPerTask = 32;
-
-// Everything a token needs, in one buffer; bytes(spec) and the constructor share layout().
-struct Scratch {
-  float* fused;          // see FusedBlock; first, for its alignment
-  double* exact;         // [E] scores before rounding
-  double* terms;         // [K]
-  uint64_t* keys;        // see SelectScratch
-  uint64_t* group_keys;  // see SelectScratch
-  float* scores;         // [E]
-  float* selection;      // [E] scores + bias
-  float* zeros;          // [E] the row that replaces a non-finite one
-  float* chosen;         // [K] logits or scores of the chosen experts
-  int32_t* orders;       // see Select
-
-  static int64_t bytes(const RouterSpec& spec) {
-    Scratch scratch;
-    return scratch.layout(spec, nullptr);
-  }
-
-  Scratch(const RouterSpec& spec, std::byte* base) { layout(spec, base); }
-
- private:
-  Scratch() = default;
-
-  int64_t layout(const RouterSpec& spec, std::byte* base) {
-    int64_t used = 0;
-    const auto take = [&](auto** array, int64_t count) {
-      using Element = std::remove_pointer_t<std::remove_pointer_t<decltype(array)>>;
-      *array = base == nullptr ? nullptr : reinterpret_cast<Element*>(base + used);
-      used += count * static_cast<int64_t>(sizeof(Element));
-    };
-    const int64_t most_keys = std::max(spec.top_k, router::experts_per_group_score(spec));
-    take(&fused, router::kFusedScratchFloats);
-    take(&exact, spec.num_experts);
-    take(&terms, spec.top_k);
-    take(&keys, TopK::buffer_size(most_keys));
-    take(&group_keys, TopK::buffer_size(spec.keep_groups));
-    take(&scores, spec.num_experts);
-    take(&selection, spec.num_experts);
-    take(&zeros, spec.num_experts);
-    take(&chosen, spec.top_k);
-    const std::optional<router::SelectRules> rules = router::select_rules(spec);
-    take(&orders, rules.has_value() ? rules->num_groups * rules->group_stride : 0);
-    return used;
-  }
-};
-
-struct ScoreRules {
-  router::ScoreRow scores = nullptr;  // null: the score is the logit
-  router::ChosenTerms terms = nullptr;
-};
-
-ScoreRules rules_of(ScoreFunction function, const router::Kernel& kernel) {
-  switch (function) {
-    case ScoreFunction::kSoftmax:
-      return {kernel.softmax_scores, kernel.softmax_terms};
-    case ScoreFunction::kSigmoid:
-      return {kernel.sigmoid_scores, kernel.sigmoid_terms};
-    case ScoreFunction::kSqrtSoftplus:
-      return {kernel.sqrt_softplus_scores, kernel.sqrt_softplus_terms};
-    case ScoreFunction::kSoftmaxTopK:
-    case ScoreFunction::kUnset:
-      break;
-  }
-  return {nullptr, kernel.softmax_terms};
-}
 
 // Weights divided by their sum. A softmax over the chosen logits is so by itself; normalise_single
 // speaks of scores that are no distribution (contract 1.7).
@@ -102,14 +32,6 @@ bool weights_sum_to_one(const RouterSpec& spec) {
   if (spec.normalise != Choice::kYes) return false;
   return spec.top_k > 1 || spec.score_function == ScoreFunction::kSoftmax ||
          spec.normalise_single == Choice::kYes;
-}
-
-// The factor acts on the fp32 weight; on a denormal one before rounding, or the rounding would grow
-// with it.
-float scaled_weight(double exact, float factor) {
-  const auto weight = static_cast<float>(exact);
-  if (weight >= std::numeric_limits<float>::min()) return weight * factor;
-  return static_cast<float>(exact * static_cast<double>(factor));
 }
 
 bool is_finite_row(const float* row, int64_t count) {
@@ -157,13 +79,12 @@ class Router {
         routing_(routing),
         logits_(input.logits.data),
         row_bytes_(input.logits.stride(0) * size_of(DType::kF32)),
-        rules_(rules_of(spec.score_function, *path.kernel)),
         bias_(spec.selection_bias == Choice::kYes ? input.selection_bias.as<float>() : nullptr),
-        normalised_(weights_sum_to_one(spec)) {}
+        normalised_(weights_sum_to_one(spec)),
+        exact_(path, spec, bias_, normalised_) {}
 
   Status run() {
     ARGOSY_RETURN_IF_ERROR(prepare());
-    if (path_.select) select_rules_ = router::select_rules(spec_);
     if (path_.fused != nullptr) prepare_fused();
     std::atomic<bool> out_of_memory{false};
     for_token_blocks(pool_, num_tokens(), [&](int64_t first, int64_t last, int thread) {
@@ -173,7 +94,7 @@ class Router {
     // Relaxed above: parallel_for makes what its tasks wrote visible when it returns.
     if (out_of_memory.load(std::memory_order_relaxed)) {
       return base::error(StatusCode::kOutOfMemory, "no {} bytes of scratch to route with",
-                         Scratch::bytes(spec_));
+                         scratch_bytes());
     }
     const int64_t bad = first_bad_.load(std::memory_order_relaxed);
     if (bad != kNone) return nonfinite_error(bad);
@@ -220,7 +141,24 @@ class Router {
     return {};
   }
 
-  // Without memory for the bias route_token() does all.
+  // One after the other in the same bytes: a block by the fused pass, then the tokens that it left.
+  struct Scratch {
+    float* fused;
+    router::ExactRow::Scratch exact;
+  };
+
+  int64_t scratch_bytes() const {
+    constexpr auto kFusedBytes = router::kFusedScratchFloats * static_cast<int64_t>(sizeof(float));
+    return std::max(exact_.scratch_bytes(), fused_ == nullptr ? 0 : kFusedBytes);
+  }
+
+  // logits: null: all 0.
+  void route_exactly(int64_t token, const float* logits, const Scratch& scratch) const {
+    exact_.route(logits, scratch.exact, routing_->topk_idx.data() + token * spec_.top_k,
+                 routing_->topk_weights.values.data() + token * spec_.top_k);
+  }
+
+  // Without memory for the bias exact_ does all.
   void prepare_fused() {
     thread_local AlignedBuffer buffer;  // as in route_block
     const int64_t size = router::shifted_bias_size(spec_.num_experts);
@@ -273,11 +211,10 @@ class Router {
   // False for a row that makes the whole call fail.
   bool route_left_token(int64_t token, const Scratch& scratch, int64_t* tally) const {
     if (is_finite_row(logits_row(token), spec_.num_experts)) {
-      route_token(token, logits_row(token), scratch);
+      route_exactly(token, logits_row(token), scratch);
     } else if (spec_.on_nonfinite == OnNonfinite::kUniform) {
       ++tally[spec_.num_experts + 1];
-      std::fill_n(scratch.zeros, spec_.num_experts, 0.0f);
-      route_token(token, scratch.zeros, scratch);
+      route_exactly(token, nullptr, scratch);
     } else {
       int64_t seen = first_bad_.load(std::memory_order_relaxed);
       while (token < seen &&
@@ -292,8 +229,9 @@ class Router {
   // change of the floating-point environment.
   [[gnu::noinline]] bool route_block(int64_t first, int64_t last, int64_t* tally) const {
     thread_local AlignedBuffer buffer;  // kept, so that a steady state does not allocate
-    if (!buffer.reserve(Scratch::bytes(spec_)).ok()) return false;
-    const Scratch scratch(spec_, buffer.data());
+    if (!buffer.reserve(scratch_bytes()).ok()) return false;
+    const Scratch scratch{reinterpret_cast<float*>(buffer.data()),
+                          exact_.scratch_at(buffer.data())};
     const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
     int64_t tokens[router::kFusedTokens];
     int64_t count = 0;
@@ -318,56 +256,6 @@ class Router {
     const int64_t at = token * spec_.top_k;
     std::fill_n(routing_->topk_idx.data() + at, spec_.top_k, -1);
     std::fill_n(routing_->topk_weights.values.data() + at, spec_.top_k, 0.0f);
-  }
-
-  [[gnu::noinline]] void route_token(int64_t token, const float* logits,
-                                     const Scratch& scratch) const {
-    const float* scores = logits;
-    if (rules_.scores != nullptr) {
-      rules_.scores(logits, spec_.num_experts, scratch.exact, scratch.scores);
-      scores = scratch.scores;
-    }
-    const float* selection = scores;
-    if (bias_ != nullptr) {
-      for (int64_t i = 0; i < spec_.num_experts; ++i) scratch.selection[i] = scores[i] + bias_[i];
-      selection = scratch.selection;
-    }
-    int32_t* topk_idx = routing_->topk_idx.data() + token * spec_.top_k;
-    if (!select_rules_.has_value() ||
-        !path_.kernel->select(*select_rules_, selection, scratch.orders, topk_idx)) {
-      router::select_experts(spec_, selection, {scratch.keys, scratch.group_keys}, topk_idx);
-    }
-    weigh(logits, topk_idx, scratch, routing_->topk_weights.values.data() + token * spec_.top_k);
-  }
-
-  void weigh(const float* logits, const int32_t* topk_idx, const Scratch& scratch,
-             float* weights) const {
-    const int64_t top_k = spec_.top_k;
-    const float factor = spec_.routed_scaling_factor;
-    if (!normalised_) {
-      for (int64_t k = 0; k < top_k; ++k) {
-        weights[k] = scaled_weight(scratch.exact[topk_idx[k]], factor);
-      }
-      return;
-    }
-    const bool reference = spec_.weight_norm == WeightNorm::kReference;
-    // Of a normalised softmax the sum over all experts cancels.
-    const bool cancels = spec_.score_function == ScoreFunction::kSoftmax && !reference;
-    if (rules_.scores != nullptr && !cancels) {
-      const float* scores = scratch.scores;
-      for (int64_t k = 0; k < top_k; ++k) scratch.chosen[k] = scores[topk_idx[k]];
-      const float smallest = *std::min_element(scratch.chosen, scratch.chosen + top_k);
-      if (reference || smallest >= 0x1p-100f) {
-        const double sum = router::sum_lanes(scratch.chosen, top_k) + (reference ? 1e-20 : 0.0);
-        for (int64_t k = 0; k < top_k; ++k) {
-          weights[k] = scaled_weight(static_cast<double>(scratch.chosen[k]) / sum, factor);
-        }
-        return;
-      }
-    }
-    for (int64_t k = 0; k < top_k; ++k) scratch.chosen[k] = logits[topk_idx[k]];
-    const double sum = rules_.terms(scratch.chosen, top_k, scratch.terms);
-    for (int64_t k = 0; k < top_k; ++k) weights[k] = scaled_weight(scratch.terms[k] / sum, factor);
   }
 
   // What a thread counts: tokens per expert [E], valid tokens, replaced rows. A line apart from the next
@@ -399,12 +287,11 @@ class Router {
   const std::byte* const logits_;
   const int64_t row_bytes_;
   mutable std::atomic<int64_t> first_bad_{kNone};  // with OnNonfinite::kError
-  ScoreRules rules_;
-  std::optional<router::SelectRules> select_rules_;  // nothing: select_experts()
-  int64_t* tallies_ = nullptr;                       // [num_threads][tally_size]
+  int64_t* tallies_ = nullptr;                     // [num_threads][tally_size]
   const float* bias_;
   bool normalised_;
-  const router::FusedKernel* fused_ = nullptr;  // null: route_token() does all
+  const router::ExactRow exact_;
+  const router::FusedKernel* fused_ = nullptr;  // null: exact_ does all
   router::FusedPlan fused_plan_;
 };
 

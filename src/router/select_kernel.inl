@@ -222,14 +222,25 @@ ARGOSY_INLINE bool refuse_groups(const SelectRules& rules, int32_t* orders) {
   return true;
 }
 
-bool select(const SelectRules& rules, const float* selection, int32_t* orders, int32_t* topk_idx) {
-  const int64_t stride = rules.group_stride;
-  for (int64_t g = 0; g < rules.num_groups; ++g) {
-    const float* const group = selection + g * rules.group_size;
-    int32_t* const out = orders + g * stride;
-    for (int64_t i = 0; i < rules.group_size; ++i) out[i] = order_of(group[i]);
-    for (int64_t i = rules.group_size; i < stride; ++i) out[i] = kNobody;
+void order(const SelectRules& rules, const float* selection, int64_t first, int64_t count,
+           int32_t* orders) {
+  int64_t at = first % rules.group_size;
+  int32_t* out = orders + first / rules.group_size * rules.group_stride;
+  while (count > 0) {
+    const int64_t piece = count < rules.group_size - at ? count : rules.group_size - at;
+    for (int64_t i = 0; i < piece; ++i) out[at + i] = order_of(selection[i]);
+    selection += piece;
+    count -= piece;
+    at += piece;
+    if (at < rules.group_size) return;
+    for (; at < rules.group_stride; ++at) out[at] = kNobody;
+    out += rules.group_stride;
+    at = 0;
   }
+}
+
+bool select(const SelectRules& rules, int32_t* orders, int32_t* topk_idx) {
+  const int64_t stride = rules.group_stride;
   if (rules.keep_groups < rules.num_groups && !refuse_groups(rules, orders)) return false;
   const int64_t size = rules.num_groups * stride;
   int64_t best[kSelectMostTopK];
