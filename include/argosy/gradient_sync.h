@@ -3,7 +3,7 @@
 //
 // Ranks stand in a grid of E x C. A row of it is an expert-parallel group (`ep`, E ranks): it holds every expert once and
 // runs a part of the batch. A column (`copies`, C ranks) holds the same experts in every row: what others call the expert
-// data parallel group. Every rank is in one of each.
+// data parallel group. Every rank is in one of each (argosy/rank_grid.h).
 //
 //   gradient of           MoeLayer::backward has added        added here
 //   experts               the rows of all ranks of `ep`       over `copies`

@@ -9,55 +9,19 @@
 #include <functional>
 
 #include "argosy/moe.h"
+#include "moe/grid_ranks.h"
 #include "moe/layer_cases.h"
-#include "support/rank_threads.h"
 
 namespace argosy {
 namespace {
 
+using testing::grid_of;
+using testing::join;
 using testing::layer_of;
 using testing::Matrix;
 using testing::NaiveLayer;
-
-struct Grid {
-  int ep = 1;
-  int copies = 1;
-  int num_ranks() const { return ep * copies; }
-};
-
-// Rank `r` of the grid: in row r / ep, column r % ep.
-struct Seat {
-  int rank;
-  Group& ep;
-  Group* copies;  // null without copies
-};
-
-std::unique_ptr<Group> join(const std::shared_ptr<InprocWorld>& world, int rank, int num_ranks) {
-  GroupOptions options;
-  options.rank = rank;
-  options.num_ranks = num_ranks;
-  options.inproc = world;
-  options.dot_order = DotOrder::kVdpbf16;
-  options.threads_per_rank = 1 + rank % 2;
-  options.step_deadline = std::chrono::seconds(60);
-  Result<std::unique_ptr<Group>> group = Group::join(options);
-  EXPECT_TRUE(group.has_value()) << group.error().to_string();
-  return std::move(*group);
-}
-
-void run_grid(const Grid& grid, const std::function<void(const Seat&)>& body) {
-  std::vector<std::shared_ptr<InprocWorld>> rows, columns;
-  for (int row = 0; row < grid.copies; ++row) rows.push_back(*InprocWorld::create(grid.ep));
-  for (int column = 0; column < grid.ep; ++column) {
-    columns.push_back(*InprocWorld::create(grid.copies));
-  }
-  testing::run_ranks(grid.num_ranks(), [&](int rank) {
-    const int row = rank / grid.ep, column = rank % grid.ep;
-    const auto ep = join(rows[static_cast<size_t>(row)], column, grid.ep);
-    const auto copies = join(columns[static_cast<size_t>(column)], row, grid.copies);
-    body({rank, *ep, grid.copies > 1 ? copies.get() : nullptr});
-  });
-}
+using testing::run_grid;
+using testing::Seat;
 
 // fp32 buffers of one rank, poisoned, and the views of them.
 struct Buffers {
@@ -103,7 +67,7 @@ struct Outcome {
 
 // One backward of a batch split unevenly over the grid: rank r has the tokens [begins[r], begins[r + 1]).
 Outcome run_step(const NaiveLayer& layer, const Matrix& hidden, const Matrix& d_output,
-                 const Grid& grid, const std::vector<int64_t>& begins,
+                 const RankGrid& grid, const std::vector<int64_t>& begins,
                  const GradientSyncOptions& sync = {}) {
   const Tensor input = testing::to_tensor(hidden, layer.dtype);
   const Tensor d_out = testing::to_tensor(d_output, layer.dtype);
@@ -122,7 +86,7 @@ Outcome run_step(const NaiveLayer& layer, const Matrix& hidden, const Matrix& d_
     const auto at = static_cast<size_t>(seat.rank);
     const int64_t first = begins[at], count = begins[at + 1] - first;
     const ConstTensorView x = input.view().rows(first, count);
-    const Placement placement{static_cast<int64_t>(layer.experts.size()), grid.ep, 0};
+    const Placement placement{static_cast<int64_t>(layer.experts.size()), grid.ep(), 0};
     Tensor output = std::move(*Tensor::zeros(layer.dtype, {count, layer.hidden}));
     MoeTape tape;
     ASSERT_TRUE((*moe)->forward_train(x, nullptr, output.view(), &tape, nullptr).ok());
@@ -141,7 +105,7 @@ Outcome run_step(const NaiveLayer& layer, const Matrix& hidden, const Matrix& d_
     EXPECT_EQ(one.summary.norm, ranks[0].summary.norm);
     EXPECT_EQ(one.summary.num_tokens, ranks[0].summary.num_tokens);
     EXPECT_EQ(one.summary.clip_scale, ranks[0].summary.clip_scale);
-    const bool is_first_row = static_cast<int>(rank) < grid.ep;
+    const bool is_first_row = static_cast<int>(rank) < grid.ep();
     for (size_t i = 0; i < one.gradients.size(); ++i) {
       if (i >= num_expert_tensors) {
         EXPECT_EQ(one.gradients[i], all.gradients[i]) << i;  // the same on every rank
@@ -149,7 +113,7 @@ Outcome run_step(const NaiveLayer& layer, const Matrix& hidden, const Matrix& d_
         all.gradients[i].insert(all.gradients[i].end(), one.gradients[i].begin(),
                                 one.gradients[i].end());
       } else {
-        EXPECT_EQ(one.gradients[i], ranks[rank % static_cast<size_t>(grid.ep)].gradients[i]) << i;
+        EXPECT_EQ(one.gradients[i], ranks[rank % static_cast<size_t>(grid.ep())].gradients[i]) << i;
       }
     }
   }
@@ -194,19 +158,20 @@ class GradientSyncGrid : public ::testing::TestWithParam<testing::LayerCase> {};
 TEST_P(GradientSyncGrid, IsTheOneRankGradientAndNorm) {
   const NaiveLayer layer = layer_of(GetParam());
   const Matrix hidden = rows_of(layer, 47, 5), d_output = rows_of(layer, 47, 6);
-  const Outcome want = run_step(layer, hidden, d_output, {1, 1}, {0, 47});
+  const Outcome want = run_step(layer, hidden, d_output, grid_of(1, 1), {0, 47});
   EXPECT_EQ(want.summary.num_tokens, 47);
   double squares = 0;
   for (const auto& values : want.gradients) {
     for (const float value : values) squares += static_cast<double>(value) * value;
   }
   EXPECT_NEAR(want.summary.norm, std::sqrt(squares), 1e-12 * std::sqrt(squares));
-  for (const Grid& grid : {Grid{2, 1}, Grid{3, 1}, Grid{8, 1}, Grid{1, 2}, Grid{1, 3}, Grid{1, 4},
-                           Grid{2, 2}, Grid{4, 2}, Grid{2, 3}}) {
-    SCOPED_TRACE(::testing::Message() << grid.ep << " x " << grid.copies);
+  for (const RankGrid& grid :
+       {grid_of(2, 1), grid_of(3, 1), grid_of(8, 1), grid_of(1, 2), grid_of(1, 3), grid_of(1, 4),
+        grid_of(2, 2), grid_of(4, 2), grid_of(2, 3)}) {
+    SCOPED_TRACE(::testing::Message() << grid.ep() << " x " << grid.copies());
     const auto begins = uneven_begins(grid.num_ranks(), 47);
     const Outcome got = run_step(layer, hidden, d_output, grid, begins);
-    if (grid.copies == 1) {
+    if (grid.copies() == 1) {
       EXPECT_EQ(got.gradients, want.gradients);
       EXPECT_EQ(got.summary.norm, want.summary.norm);
       EXPECT_EQ(got.summary.num_tokens, want.summary.num_tokens);
@@ -228,16 +193,17 @@ TEST(GradientSync, ClipsToTheNormAndTakesAGivenCount) {
   const NaiveLayer layer = layer_of({DType::kF32, DotOrder::kVdpbf16, true, false});
   const Matrix hidden = rows_of(layer, 20, 5), d_output = rows_of(layer, 20, 6);
   const auto begins = uneven_begins(4, 20);
-  const Outcome plain = run_step(layer, hidden, d_output, {2, 2}, begins);
+  const Outcome plain = run_step(layer, hidden, d_output, grid_of(2, 2), begins);
   EXPECT_EQ(plain.summary.clip_scale, 1.0f);
-  const Outcome below =
-      run_step(layer, hidden, d_output, {2, 2}, begins, {.max_norm = 1.01 * plain.summary.norm});
+  const Outcome below = run_step(layer, hidden, d_output, grid_of(2, 2), begins,
+                                 {.max_norm = 1.01 * plain.summary.norm});
   EXPECT_EQ(below.gradients, plain.gradients);
-  const Outcome clipped =
-      run_step(layer, hidden, d_output, {2, 2}, begins, {.max_norm = 0.25 * plain.summary.norm});
+  const Outcome clipped = run_step(layer, hidden, d_output, grid_of(2, 2), begins,
+                                   {.max_norm = 0.25 * plain.summary.norm});
   EXPECT_EQ(clipped.summary.norm, plain.summary.norm);
   EXPECT_EQ(clipped.summary.clip_scale, 0.25f);
-  const Outcome quarter = run_step(layer, hidden, d_output, {2, 2}, begins, {.global_tokens = 80});
+  const Outcome quarter =
+      run_step(layer, hidden, d_output, grid_of(2, 2), begins, {.global_tokens = 80});
   EXPECT_EQ(quarter.summary.num_tokens, 80);
   EXPECT_EQ(quarter.gradients, clipped.gradients);  // a power of two: no rounding
 }
@@ -250,7 +216,7 @@ struct Synced {
 Synced run_small(const std::function<void(int rank, MoeGradients*, int64_t* num_tokens,
                                           GradientSyncOptions*)>& change) {
   Synced synced{std::vector<Status>(4), std::vector<double>(4)};
-  run_grid({2, 2}, [&](const Seat& seat) {
+  run_grid(grid_of(2, 2), [&](const Seat& seat) {
     std::vector<float> experts(12, 1.0f), gate(6, 2.0f);
     MoeGradients g;
     g.d_expert_up = TensorView(experts.data(), DType::kF32, {2, 2, 3});
@@ -275,7 +241,7 @@ Synced run_small(const std::function<void(int rank, MoeGradients*, int64_t* num_
 }
 
 TEST(GradientSync, CountsEveryExpertOnceAndTheGateOnce) {
-  run_grid({2, 2}, [](const Seat& seat) {
+  run_grid(grid_of(2, 2), [](const Seat& seat) {
     std::vector<float> experts(6, 4.0f), gate(6, 4.0f);
     MoeGradients g;
     g.d_expert_up = TensorView(experts.data(), DType::kF32, {1, 2, 3});
