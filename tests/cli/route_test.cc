@@ -226,6 +226,25 @@ TEST(RouteCommand, RunTakesARouterFile) {
   expect_refused(wrong, {"num_experts", "16", "8"});
 }
 
+// Case C069: the model has a dense layer 0; what the others load is reported under their own numbers.
+TEST(RouteCommand, ReplaysALayerUnderItsNumberInTheModel) {
+  const std::string dir = fresh_dir("run_layers");
+  for (const int layer : {1, 2}) {
+    const std::string file = dir + "/" + std::to_string(layer) + ".npz";
+    const json report =
+        json_of(run_arguments("deepseek_v3_tiny", layer, "f32",
+                              {"--ranks", "2", "--record-routing", file, "--json", "-"}));
+    const json replayed = json_of({"route", "--replay", file, "--ranks", "2", "--json", "-"});
+    ASSERT_EQ(replayed["layers"].size(), 1u);
+    EXPECT_EQ(replayed["layers"][0]["layer"], layer);
+    EXPECT_EQ(replayed["layers"][0]["rows_per_expert"], report["rows_per_expert"]);
+  }
+  expect_refused(
+      {"run", "--model", testdata("models/deepseek_v3_tiny"), "--layer", "0", "--input",
+       testdata("models/deepseek_v3_tiny") + "/captures.safetensors:f32.layers.1.moe_input"},
+      {"layer 0 has no experts", "[1, 2]"});
+}
+
 TEST(RouteCommand, LossesOfASpreadAreTheirFormulas) {
   const RouteFile file("route_losses");
   const json report =

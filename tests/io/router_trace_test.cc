@@ -11,6 +11,7 @@
 #include <numeric>
 #include <random>
 
+#include "argosy/checkpoint.h"
 #include "argosy/plan.h"
 #include "io/npz.h"
 #include "io/temp_folder.h"
@@ -207,6 +208,46 @@ TEST(RouterTrace, ReplayIsTheNaiveCount) {
         EXPECT_EQ(layer.rank_loads[static_cast<size_t>(rank)], load);
       }
     }
+  }
+}
+
+// Case C069: of three layers, dense, MoE, MoE, two rows are reported, with their true numbers; so for any pattern.
+TEST(RouterTrace, ReportsMoeLayersByTheirNumbersInTheModel) {
+  std::mt19937_64 random(69);
+  const auto checkpoint = Checkpoint::open(testdata("models/deepseek_v3_tiny"));
+  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().to_string();
+  ASSERT_EQ(checkpoint->config().moe_layers(), std::vector<int64_t>({1, 2}));
+  for (int run = 0; run < 50; ++run) {
+    ModelConfig config = checkpoint->config();
+    if (run > 0) {
+      config.is_moe_layer.clear();
+      for (uint64_t i = 0, end = 1 + random() % 8; i < end; ++i) {
+        config.is_moe_layer.push_back(random() % 2 == 0);
+      }
+    }
+    Routing routing;
+    routing.num_experts = 4;
+    routing.top_k = 2;
+    RouterTrace trace;
+    for (const int64_t layer : config.moe_layers()) {
+      for (int64_t rank = 0; rank < 2; ++rank) {
+        routing.num_tokens = layer + 1;  // tells the layers apart
+        routing.topk_idx.clear();
+        for (int64_t t = 0; t <= layer; ++t)
+          routing.topk_idx.insert(routing.topk_idx.end(), {3, 0});
+        routing.topk_weights.values.assign(routing.topk_idx.size(), 0.5f);
+        ASSERT_TRUE(append_routing(0, layer, rank, routing, &trace).ok());
+      }
+    }
+    const auto rows = replay_router_trace(trace, 4, 2);
+    ASSERT_TRUE(rows.has_value()) << rows.error().to_string();
+    std::vector<int64_t> reported;
+    for (const TraceLayerLoad& row : *rows) {
+      reported.push_back(row.layer);
+      EXPECT_EQ(row.num_tokens, 2 * (row.layer + 1));
+      EXPECT_EQ(row.counts, std::vector<int64_t>({row.num_tokens, 0, 0, row.num_tokens}));
+    }
+    EXPECT_EQ(reported, config.moe_layers());
   }
 }
 
