@@ -70,7 +70,9 @@ class PackedWeights {
   int64_t num_groups() const { return num_groups_; }
   int64_t n() const { return n_; }
   int64_t k() const { return k_; }
-  int64_t num_bytes() const { return data_.size_bytes() + bias_.size_bytes(); }
+  int64_t num_bytes() const {
+    return data_.size_bytes() + bias_.size_bytes() + plain_lines_.size_bytes();
+  }
   bool has_bias() const { return has_bias_; }
 
   // Layout, for kernels. A panel is 32 columns by all of k (padded to 32), with their scales if there are any,
@@ -81,6 +83,13 @@ class PackedWeights {
   int64_t panel_bytes() const { return panel_bytes_; }
   const std::byte* panel(int64_t group, int64_t panel) const {
     return data_.data() + (group * num_panels_ + panel) * panel_bytes_;
+  }
+  // Of e4m3 codes, [padded_k / 32]: bit i says that the 64 codes of pair i of these 32 k are all plain, neither zero nor
+  // denormal nor NaN, so that a kernel needs no table. Null for other weights.
+  const uint16_t* plain_lines_of_panel(int64_t group, int64_t panel) const {
+    if (plain_lines_.size_bytes() == 0) return nullptr;
+    return reinterpret_cast<const uint16_t*>(plain_lines_.data()) +
+           (group * num_panels_ + panel) * (padded_k_ / 32);
   }
   // The 32 biases of a panel's columns in their order, zero in the padding; null without add_bias().
   const float* bias_of_panel(int64_t group, int64_t panel) const {
@@ -95,6 +104,8 @@ class PackedWeights {
   Status allocate(const gemm::PackedShape& shape);
   std::byte* group_data(int64_t group);
   float* group_bias(int64_t group);
+  uint16_t* plain_lines(int64_t group, int64_t panel);
+  void mark_plain_lines(int64_t group);
 
   Kind kind_ = Kind::kPlain;
   DType dtype_ = DType::kUnset;
@@ -102,7 +113,7 @@ class PackedWeights {
   int64_t num_groups_ = 0, n_ = 0, k_ = 0;
   int64_t num_panels_ = 0, padded_k_ = 0, panel_bytes_ = 0;
   bool has_bias_ = false;
-  AlignedBuffer data_, bias_;
+  AlignedBuffer data_, bias_, plain_lines_;
 };
 
 struct GemmOptions {

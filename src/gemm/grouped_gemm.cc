@@ -12,6 +12,7 @@
 #include "gemm/packed_layout.h"
 #include "gemm/row_codes.h"
 #include "gemm/tiles.h"
+#include "platform/cpu_detect.h"
 #include "platform/float_env.h"
 
 namespace argosy {
@@ -56,6 +57,11 @@ bool has_e8m0_scales(BlockFormat format) { return info_of(format).scale_dtype ==
 // log2 of how many of the short blocks a long one holds.
 int shift_of(int64_t long_block, int64_t short_block) {
   return std::countr_zero(static_cast<uint64_t>(long_block / short_block));
+}
+
+bool has_gfni() {
+  static const bool has = platform::cpu_features().gfni;
+  return has;
 }
 
 // Without a panel and scales; block_k 0 where neither side has scales.
@@ -148,6 +154,7 @@ struct Work {
   Level level = Level::kReference;
   Dot dot;
   CodedPanel coded;
+  bool has_gfni = false;
   StoreKernel store = nullptr;  // null: only the pre-activation is wanted
   const Preactivation* before = nullptr;
   Activation activation;
@@ -295,10 +302,12 @@ TileRows rows_of(const Work& work, const Tile& tile, std::byte* room) {
 }
 
 // The panel's codes as bf16 in `decoded`, for all blocks of rows; not worth it for a single one.
-CodedPanel coded_panel_of(const Work& work, const TileRows& rows, const std::byte* panel,
+CodedPanel coded_panel_of(const Work& work, const TileRows& rows, int64_t group, int64_t at,
                           std::byte* decoded) {
   CodedPanel coded = work.coded;
+  const std::byte* const panel = work.w->panel(group, at);
   coded.panel = panel;
+  if (work.has_gfni) coded.plain_lines = work.w->plain_lines_of_panel(group, at);
   if (coded.layout.block_k == 0) coded.decoded = panel;
   if (coded.layout.block_k == 0 || rows.num_blocks == 1) return coded;
   for (int64_t block = 0; block < work.w->padded_k() / kBlockK; ++block) {
@@ -314,7 +323,7 @@ void multiply_panel(const Work& work, const Tile& tile, const TileRows& rows, in
   const bool has_output = work.store != nullptr;
   const Output output = has_output ? output_of(work, tile, panel) : Output{};
   const std::byte* weights = work.w->panel(tile.group, panel);
-  CodedPanel coded = coded_panel_of(work, rows, weights, decoded);
+  CodedPanel coded = coded_panel_of(work, rows, tile.group, panel, decoded);
   for (int64_t at = 0; at < rows.num_blocks; ++at) {
     const Part block = rows.block(at);
     const Prefetch prefetch = prefetch_of(work, tile, panel, rows.num_blocks, at);
@@ -438,6 +447,7 @@ Status multiply(const GemmOptions& options, const KernelTable& table, const Grou
   work.level = options.level;
   work.dot = dot_of(table, x, w, options.dot_order);
   work.coded = coded_of(options.level, x, w);
+  work.has_gfni = has_gfni();
   if (work.before == nullptr || work.out.data != nullptr) {
     work.store = store_of(table, work.out.dtype, w, options.activation.kind);
   }

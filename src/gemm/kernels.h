@@ -83,6 +83,8 @@ struct CodedPanel {
   int block_shift = 0;    // blocks of block_k in one of the weights': 1 << shift
   bool are_e8m0 = false;  // both sides' scales: exponents are added
   RowScales rows;
+  // PackedWeights::plain_lines_of_panel(); null: unknown, or this CPU has no GFNI.
+  const uint16_t* plain_lines = nullptr;
 };
 using ScaledKernel = void (*)(const DotArgs& args, const CodedPanel& panel);
 

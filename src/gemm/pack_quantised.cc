@@ -74,6 +74,25 @@ void pack_quantised(const ConstQuantisedView& w, std::byte* group_data, int64_t 
   }
 }
 
+void find_plain_lines(const CodedLayout& layout, const std::byte* panel, int64_t num_blocks,
+                      uint16_t* plain) {
+  constexpr int kLines = kBlockK / 2;
+  constexpr uint8_t kLeast = 0x08, kMost = 0x7E;  // magnitudes of normal numbers
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    const auto* codes = reinterpret_cast<const uint8_t*>(panel + codes_offset(layout, block));
+    uint32_t found = 0;
+    for (int line = 0; line < kLines; ++line, codes += 2 * kPanelColumns) {
+      uint8_t special = 0;
+      for (int64_t i = 0; i < 2 * kPanelColumns; ++i) {
+        const uint8_t magnitude = codes[i] & 0x7F;
+        special |= static_cast<uint8_t>((magnitude < kLeast) | (magnitude > kMost));
+      }
+      found |= static_cast<uint32_t>(special == 0) << line;
+    }
+    plain[block] = static_cast<uint16_t>(found);
+  }
+}
+
 void pack_line(const ConstQuantisedView& lines, int64_t column, std::byte* panel) {
   const CodedLayout layout = coded_layout(lines.format);
   pack_scales(lines, column, layout, panel, column);

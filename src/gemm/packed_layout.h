@@ -144,9 +144,12 @@ constexpr int64_t panel_offset(int64_t group, int64_t panel, int64_t num_panels,
   return (group * num_panels + panel) * panel_size;
 }
 
-// For those who write whole panels.
+// For those who write whole panels; no line of one is then known to be plain.
 struct PanelAccess {
   static std::byte* panel(PackedWeights* w, int64_t group, int64_t panel) {
+    if (uint16_t* const plain = w->plain_lines(group, panel); plain != nullptr) {
+      std::memset(plain, 0, static_cast<size_t>(w->padded_k_ / kBlockK) * sizeof(*plain));
+    }
     return w->data_.data() + panel_offset(group, panel, w->num_panels_, w->panel_bytes_);
   }
   // Precondition: both have a bias, of as many panels.

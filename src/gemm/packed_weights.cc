@@ -175,6 +175,11 @@ Result<PackedWeights> PackedWeights::create_quantised(Kind kind, BlockFormat for
   weights.dtype_ = info_of(format).code_dtype;
   weights.format_ = format;
   ARGOSY_RETURN_IF_ERROR(weights.allocate(shape));
+  if (!gemm::coded_layout(format).is_e2m1) {
+    const int64_t bytes = num_groups * shape.num_panels * (shape.padded_k / gemm::kBlockK) * 2;
+    ARGOSY_ASSIGN_OR_RETURN(weights.plain_lines_, AlignedBuffer::allocate(bytes));
+    if (bytes > 0) std::memset(weights.plain_lines_.data(), 0, static_cast<size_t>(bytes));
+  }
   return weights;
 }
 
@@ -210,6 +215,7 @@ Status PackedWeights::set_group(int64_t group, const ConstQuantisedView& w) {
   ARGOSY_RETURN_IF_ERROR(gemm::check_group(*this, group, Kind::kPlain));
   ARGOSY_RETURN_IF_ERROR(gemm::check_quantised_matrix(*this, "w", w));
   gemm::pack_quantised(w, group_data(group), panel_bytes_, gemm::plain_column);
+  mark_plain_lines(group);
   return {};
 }
 
@@ -220,6 +226,7 @@ Status PackedWeights::set_group(int64_t group, const ConstQuantisedView& gate,
   ARGOSY_RETURN_IF_ERROR(gemm::check_quantised_matrix(*this, "up", up));
   gemm::pack_quantised(gate, group_data(group), panel_bytes_, gemm::gate_column);
   gemm::pack_quantised(up, group_data(group), panel_bytes_, gemm::up_column);
+  mark_plain_lines(group);
   return {};
 }
 
@@ -254,6 +261,19 @@ Status PackedWeights::set_bias(int64_t group, const ConstTensorView& gate,
 
 std::byte* PackedWeights::group_data(int64_t group) {
   return data_.data() + gemm::panel_offset(group, 0, num_panels_, panel_bytes_);
+}
+
+uint16_t* PackedWeights::plain_lines(int64_t group, int64_t panel) {
+  return const_cast<uint16_t*>(plain_lines_of_panel(group, panel));
+}
+
+void PackedWeights::mark_plain_lines(int64_t group) {
+  if (plain_lines_.size_bytes() == 0) return;
+  const gemm::CodedLayout layout = gemm::coded_layout(format_);
+  for (int64_t p = 0; p < num_panels_; ++p) {
+    gemm::find_plain_lines(layout, panel(group, p), padded_k_ / gemm::kBlockK,
+                           plain_lines(group, p));
+  }
 }
 
 float* PackedWeights::group_bias(int64_t group) {

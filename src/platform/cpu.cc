@@ -149,6 +149,7 @@ CpuFeatures cpu_features() {
   features.avx512_bf16 = features.avx512 && bit(leaf7_1.eax, 5);
   features.avx512_vbmi = features.avx512 && bit(leaf7.ecx, 1);
   features.avx512_vbmi2 = features.avx512 && bit(leaf7.ecx, 6);
+  features.gfni = features.avx2_fma && bit(leaf7.ecx, 8);
   // Some virtual machines show the feature bits but no tile palette.
   features.amx_bf16 = features.avx512_bf16 && saves(kTileState) && bit(leaf7.edx, 24) &&
                       bit(leaf7.edx, 22) && cpuid(0x1D).eax >= 1 && may_use_amx();

@@ -20,6 +20,7 @@ struct CpuFeatures {
   // No level: kernels that gain by it ask for it beside their level.
   bool avx512_vbmi = false;   // permutations of bytes
   bool avx512_vbmi2 = false;  // compresses of bytes and words
+  bool gfni = false;          // bytes times bit matrices
 };
 CpuFeatures cpu_features();
 

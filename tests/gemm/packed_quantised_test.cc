@@ -5,6 +5,7 @@
 // for all, a second set_group that only adds bits.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -86,6 +87,93 @@ TEST(PackedQuantised, AGroupNeverSetIsZeroAndPaddingStaysZero) {
     }
     for (int64_t i = 0; i < packed->panel_bytes(); ++i) {
       ASSERT_EQ(packed->panel(1, 0)[i], std::byte{0});
+    }
+  }
+}
+
+// What kernels are told of lines: that a pair of k by 32 columns holds normal numbers alone.
+void expect_plain_lines(const PackedWeights& packed, int64_t group) {
+  const CodedLayout layout = gemm::coded_layout(packed.format());
+  for (int64_t p = 0; p < packed.num_panels(); ++p) {
+    const uint16_t* const plain = packed.plain_lines_of_panel(group, p);
+    ASSERT_NE(plain, nullptr);
+    for (int64_t pair = 0; pair < packed.padded_k() / 2; ++pair) {
+      bool is_plain = true;
+      for (int64_t i = 0; i < 64; ++i) {
+        const uint8_t code =
+            gemm::code_at(layout, packed.panel(group, p), pair * 2 + i / 32, i % 32);
+        const float value = decode_element(ElementFormat::kE4M3, code);
+        is_plain &= std::abs(value) >= 0x1p-6f;  // the smallest normal number; not NaN
+      }
+      ASSERT_EQ((plain[pair / 16] >> pair % 16 & 1) != 0, is_plain) << p << " " << pair;
+    }
+  }
+}
+
+TEST(PackedQuantised, SaysWhichLinesArePlain) {
+  std::mt19937 rng(20261130);
+  for (const BlockFormat format : testing::kGemmFormats) {
+    if (format == BlockFormat::kMxfp4) continue;
+    auto packed = PackedWeights::create_quantised(Kind::kPlain, format, 2, 70, 165);
+    auto pair = PackedWeights::create_quantised(Kind::kGateUp, format, 2, 70, 165);
+    for (int round = 0; round < 6; ++round) {
+      const QuantisedTensor a = random_quantised(rng, format, 70, 165, Values::kSpecial);
+      const QuantisedTensor b = random_quantised(rng, format, 70, 165, Values::kSpecial);
+      ASSERT_TRUE(packed->set_group(round % 2, a.view()).ok());
+      ASSERT_TRUE(pair->set_group(round % 2, a.view(), b.view()).ok());
+      expect_plain_lines(*packed, round % 2);
+      expect_plain_lines(*pair, round % 2);
+      if (HasFatalFailure()) return;
+    }
+    // Whoever writes a panel as it is does not say.
+    gemm::PanelAccess::panel(&*packed, 1, 0);
+    for (int64_t i = 0; i < packed->padded_k() / 32; ++i) {
+      ASSERT_EQ(packed->plain_lines_of_panel(1, 0)[i], 0);
+    }
+  }
+  auto other = PackedWeights::create_quantised(Kind::kPlain, BlockFormat::kMxfp4, 1, 4, 32);
+  EXPECT_EQ(other->plain_lines_of_panel(0, 0), nullptr);
+}
+
+// Every code in every place of a line that is plain without it, times one.
+TEST(PackedQuantised, EveryCodeTimesOneIsItsValue) {
+  const CodedLayout layout = gemm::coded_layout(BlockFormat::kMxfp8);
+  ASSERT_EQ(layout.block_k, 32);
+  for (int code = 0; code < 256; ++code) {
+    QuantisedTensor w =
+        std::move(QuantisedTensor::create(*quantised_layout(BlockFormat::kMxfp8, 32, 32))).value();
+    auto* const codes = w.view().codes.as<uint8_t>();
+    std::memset(codes, 0x38, 32 * 32);  // 1
+    for (int64_t n = 0; n < 32; ++n) codes[n * 32 + n] = static_cast<uint8_t>(code);
+    std::memset(w.view().scales.data, 127, 32);  // 1
+    auto packed = PackedWeights::create_quantised(Kind::kPlain, BlockFormat::kMxfp8, 1, 32, 32);
+    ASSERT_TRUE(packed->set_group(0, std::as_const(w).view()).ok());
+    for (int64_t rows = 1; rows <= 9; ++rows) {
+      for (int64_t k = 0; k < 32; ++k) {
+        std::vector<BFloat16> x(static_cast<size_t>(rows * 32));
+        for (int64_t r = 0; r < rows; ++r) {
+          x[static_cast<size_t>(r * 32 + k)] = BFloat16::from_float(1.0f);
+        }
+        std::vector<BFloat16> out(static_cast<size_t>(rows * 32));
+        const int64_t offset = 0;
+        GemmOptions options;
+        options.level = *resolve_level(std::nullopt);
+        options.dot_order = DotOrder::kVdpbf16;
+        const RaggedRows ragged{
+            ConstTensorView(x.data(), DType::kBF16, {rows, 32}), {&offset, 1}, {&rows, 1}};
+        ASSERT_TRUE(
+            grouped_gemm(options, ragged, *packed, TensorView(out.data(), DType::kBF16, {rows, 32}))
+                .ok());
+        const float value = decode_element(ElementFormat::kE4M3, static_cast<uint8_t>(code));
+        for (int64_t i = 0; i < rows * 32; ++i) {
+          const float got = out[static_cast<size_t>(i)].to_float();  // exact
+          if (value != value) {
+            ASSERT_NE(got, got);  // zero times NaN as well
+          } else {
+            ASSERT_EQ(got, i % 32 == k ? value : 1.0f) << code << " rows " << rows << " " << i;
+          }
+        }
+      }
     }
   }
 }
