@@ -78,13 +78,6 @@ ARGOSY_CODED_INLINE void prefetch_ahead(const std::byte* from, uintptr_t ahead) 
   prefetch_line(reinterpret_cast<uintptr_t>(from) + ahead);
 }
 
-// acc += the pair at `row`, in all lanes, times the columns. The broadcast is part of the load: as an instruction of its own, which
-// is what compilers make of two uses, it takes the ports that the lookups need.
-ARGOSY_CODED_INLINE __m512 add_products(__m512 acc, const float* row, __m512bh columns) {
-  __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(columns), "m"(*row));
-  return acc;
-}
-
 template <int kRows>
 ARGOSY_CODED_INLINE void add_pair(const PairColumns& columns, const float* x, int pair,
                                   __m512 (&acc)[kRows][2]) {
