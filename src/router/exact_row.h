@@ -3,8 +3,8 @@
 //
 // The scratch of a thread fits a first-level cache of 32 KiB with the most experts and the largest top_k: where a
 // whole row of scores does not (above some 1400 experts), they are made a chunk at a time and kept only as the
-// integers that the choice compares, and those of the chosen are made again. Callers set the floating-point environment. Test: tests/router/exact_row_test.cc, and all that
-// route() has.
+// integers that the choice compares, and those of the chosen are made again. Callers set the floating-point
+// environment. Test: tests/router/exact_row_test.cc, and all that route() has.
 #pragma once
 
 #include <cstddef>
