@@ -195,15 +195,17 @@ class Router {
     return true;
   }
 
-  // Of routed tokens. Some blocks after they were written: their stores, masked, would be waited for.
+  // Of routed tokens. Some blocks after they were written: their stores, masked, would be waited for. kTopK: the spec's,
+  // or 0 for any.
+  template <int kTopK>
   void count_tokens(int64_t first, int64_t last, int64_t* tally) const {
-    const int64_t top_k = spec_.top_k;
-    const int32_t* const topk_idx = routing_->topk_idx.data();
+    const int64_t top_k = kTopK > 0 ? kTopK : spec_.top_k;
+    const int32_t* ids = routing_->topk_idx.data() + first * top_k;
     int64_t num_valid = 0;
-    for (int64_t token = first; token < last; ++token) {
+    for (int64_t token = first; token < last; ++token, ids += top_k) {
       if (is_masked(token)) continue;
       ++num_valid;
-      for (int64_t at = token * top_k; at < (token + 1) * top_k; ++at) ++tally[topk_idx[at]];
+      for (int64_t k = 0; k < top_k; ++k) ++tally[ids[k]];
     }
     tally[spec_.num_experts] += num_valid;
   }
@@ -248,7 +250,9 @@ class Router {
       }
     }
     is_routed &= route_tokens(tokens, count, scratch, tally);
-    if (is_routed) count_tokens(first, last, tally);
+    if (is_routed) {
+      spec_.top_k == 8 ? count_tokens<8>(first, last, tally) : count_tokens<0>(first, last, tally);
+    }
     return true;
   }
 
