@@ -84,8 +84,9 @@ class PackedWeights {
   const std::byte* panel(int64_t group, int64_t panel) const {
     return data_.data() + (group * num_panels_ + panel) * panel_bytes_;
   }
-  // Of e4m3 codes, [padded_k / 32]: bit i says that the 64 codes of pair i of these 32 k are all plain, neither zero nor
-  // denormal nor NaN, so that a kernel needs no table. Null for other weights.
+  // Of e4m3 codes, [padded_k / 32]: bit i, set, says that the 64 codes of pair i of these 32 k are all plain, neither
+  // zero nor denormal nor NaN, so that a kernel needs no table; clear: unknown. set_group sets those that are, quantise_weights
+  // none. Null for other weights.
   const uint16_t* plain_lines_of_panel(int64_t group, int64_t panel) const {
     if (plain_lines_.size_bytes() == 0) return nullptr;
     return reinterpret_cast<const uint16_t*>(plain_lines_.data()) +

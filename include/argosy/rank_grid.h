@@ -47,7 +47,7 @@ class RankGrid {
 
   // What `rank` brings of `num_tokens` tokens that its replicas are given too: contiguous, by the rule of owned_begin(); together
   // the replicas bring every token once. So each is routed, sent, counted for load, losses and capacity, and has its gradient,
-  // once; the outputs of the replicas, one after the other, are that of all tokens.
+  // once; the outputs of the replicas, one after the other, are that of all tokens. Precondition: num_tokens >= 0.
   TokenRange token_share(int rank, int64_t num_tokens) const;
 
   // For Group::agree over the world: resolved numbers, so that -1 on one rank and the number on another agree.

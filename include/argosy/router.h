@@ -109,9 +109,10 @@ struct RouterInput {
 // Fills *routing. Errors: those of validate(); kInvalidArgument for dtypes and shapes, for a bias
 // that is missing, superfluous or not finite (names the expert); kNonFinite; kOutOfMemory. After
 // any of them but kOutOfMemory *routing is unchanged. `pool` may be null (one thread). So that a steady
-// state does not allocate, each thread keeps scratch, at most 32 KiB up to 4096 experts, top_k 64 and 64 groups,
-// and a calling thread with OnNonfinite::kError the memory of a second routing: the logits are read once, and
-// the routing made there changes places with *routing when no row was bad.
+// state does not allocate, each thread keeps scratch, at most 32 KiB up to 4096 experts, top_k 64 and 64 groups; a
+// calling thread 8 bytes for every expert and thread of the pool, to count in, and 6 for every expert; and with
+// OnNonfinite::kError the memory of a second routing: the logits are read once, and the routing made there changes
+// places with *routing when no row was bad.
 Status route(const RouterSpec& spec, const RouterInput& input, ThreadPool* pool, Routing* routing);
 
 // logits[t, e] = fp32 FMA chain over hidden of x[t] . gate[e] (contract 4.3, denormals flushed),
