@@ -17,7 +17,7 @@
 
 namespace argosy::router {
 
-inline constexpr int64_t kMostScratchBytes = 32 * 1024;
+inline constexpr int64_t kMostScratchBytes = int64_t{32} * 1024;
 // Experts whose exact scores exist at a time, where those of a row do not fit. Softmax then takes every power twice.
 inline constexpr int64_t kScoreChunk = 512;
 
