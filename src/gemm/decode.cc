@@ -41,7 +41,9 @@ const Decoders& base_decoders() {
 }
 
 const Decoders& decoders_for(Level level) {
-  static const bool has_vbmi = platform::cpu_features().avx512_vbmi;
+  // The products that go with these decoders are compiled for GFNI too.
+  static const bool has_vbmi =
+      platform::cpu_features().avx512_vbmi && platform::cpu_features().gfni;
   if (level < Level::kAvx2) return base_decoders();
   return level >= Level::kAvx512 && has_vbmi ? vbmi_decoders() : avx2_decoders();
 }

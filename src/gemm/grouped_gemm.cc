@@ -12,7 +12,6 @@
 #include "gemm/packed_layout.h"
 #include "gemm/row_codes.h"
 #include "gemm/tiles.h"
-#include "platform/cpu_detect.h"
 #include "platform/float_env.h"
 
 namespace argosy {
@@ -57,11 +56,6 @@ bool has_e8m0_scales(BlockFormat format) { return info_of(format).scale_dtype ==
 // log2 of how many of the short blocks a long one holds.
 int shift_of(int64_t long_block, int64_t short_block) {
   return std::countr_zero(static_cast<uint64_t>(long_block / short_block));
-}
-
-bool has_gfni() {
-  static const bool has = platform::cpu_features().gfni;
-  return has;
 }
 
 // Without a panel and scales; block_k 0 where neither side has scales.
@@ -154,7 +148,6 @@ struct Work {
   Level level = Level::kReference;
   Dot dot;
   CodedPanel coded;
-  bool has_gfni = false;
   StoreKernel store = nullptr;  // null: only the pre-activation is wanted
   const Preactivation* before = nullptr;
   Activation activation;
@@ -307,7 +300,7 @@ CodedPanel coded_panel_of(const Work& work, const TileRows& rows, int64_t group,
   CodedPanel coded = work.coded;
   const std::byte* const panel = work.w->panel(group, at);
   coded.panel = panel;
-  if (work.has_gfni) coded.plain_lines = work.w->plain_lines_of_panel(group, at);
+  coded.plain_lines = work.w->plain_lines_of_panel(group, at);
   if (coded.layout.block_k == 0) coded.decoded = panel;
   if (coded.layout.block_k == 0 || rows.num_blocks == 1) return coded;
   for (int64_t block = 0; block < work.w->padded_k() / kBlockK; ++block) {
@@ -447,7 +440,6 @@ Status multiply(const GemmOptions& options, const KernelTable& table, const Grou
   work.level = options.level;
   work.dot = dot_of(table, x, w, options.dot_order);
   work.coded = coded_of(options.level, x, w);
-  work.has_gfni = has_gfni();
   if (work.before == nullptr || work.out.data != nullptr) {
     work.store = store_of(table, work.out.dtype, w, options.activation.kind);
   }

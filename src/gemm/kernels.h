@@ -62,7 +62,7 @@ struct Decoders {
 };
 const Decoders& base_decoders();
 const Decoders& avx2_decoders();
-const Decoders& vbmi_decoders();  // needs Level::kAvx512 and AVX512_VBMI
+const Decoders& vbmi_decoders();  // needs Level::kAvx512 and AVX512_VBMI; chosen beside GFNI only
 // The best that this CPU has and `level` may use.
 const Decoders& decoders_for(Level level);
 
@@ -83,7 +83,7 @@ struct CodedPanel {
   int block_shift = 0;    // blocks of block_k in one of the weights': 1 << shift
   bool are_e8m0 = false;  // both sides' scales: exponents are added
   RowScales rows;
-  // PackedWeights::plain_lines_of_panel(); null: unknown, or this CPU has no GFNI.
+  // PackedWeights::plain_lines_of_panel(); null: unknown.
   const uint16_t* plain_lines = nullptr;
 };
 using ScaledKernel = void (*)(const DotArgs& args, const CodedPanel& panel);

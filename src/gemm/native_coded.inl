@@ -1,5 +1,5 @@
 // Few rows by quantised weights: codes become operands of VDPBF16PS in registers, so that a weight is read once and
-// stored nowhere. Included by avx512_bf16.cc; needs AVX512_VBMI. Test: tests/gemm/quantised_gemm_test.cc.
+// stored nowhere. Included by avx512_bf16.cc; needs AVX512_VBMI and GFNI. Test: tests/gemm/quantised_gemm_test.cc.
 
 #define ARGOSY_CODED_TARGET \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,gfni,avx2,fma")))

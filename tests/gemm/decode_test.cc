@@ -76,7 +76,7 @@ TEST(Decode, LevelsChooseWhatTheyMayUse) {
   EXPECT_EQ(&decoders_for(Level::kReference), &base_decoders());
   EXPECT_EQ(&decoders_for(Level::kGeneric), &base_decoders());
   EXPECT_EQ(&decoders_for(Level::kAvx2), &avx2_decoders());
-  const bool vbmi = platform::cpu_features().avx512_vbmi;
+  const bool vbmi = platform::cpu_features().avx512_vbmi && platform::cpu_features().gfni;
   for (const Level level : {Level::kAvx512, Level::kAvx512Bf16, Level::kAmx}) {
     EXPECT_EQ(&decoders_for(level), vbmi ? &vbmi_decoders() : &avx2_decoders());
   }
