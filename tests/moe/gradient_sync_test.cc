@@ -74,27 +74,19 @@ Outcome run_step(const NaiveLayer& layer, const Matrix& hidden, const Matrix& d_
   const auto num_ranks = static_cast<size_t>(grid.num_ranks());
   std::vector<Outcome> ranks(num_ranks);
   run_grid(grid, [&](const Seat& seat) {
-    MoeOptions options;
-    options.hidden_dtype = layer.dtype;
-    options.training = true;
-    auto moe = MoeLayer::create(
-        seat.ep, layer.router,
-        std::move(*testing::weights_for_rank(layer, seat.ep.rank(), seat.ep.num_ranks())), options);
-    ASSERT_TRUE(moe.has_value()) << moe.error().to_string();
-    const auto create = GradientSync::create(seat.ep, seat.copies);
-    ASSERT_TRUE(create.has_value()) << create.error().to_string();
+    const testing::Trainer trainer(seat, layer);
     const auto at = static_cast<size_t>(seat.rank);
     const int64_t first = begins[at], count = begins[at + 1] - first;
     const ConstTensorView x = input.view().rows(first, count);
     const Placement placement{static_cast<int64_t>(layer.experts.size()), grid.ep(), 0};
     Tensor output = std::move(*Tensor::zeros(layer.dtype, {count, layer.hidden}));
     MoeTape tape;
-    ASSERT_TRUE((*moe)->forward_train(x, nullptr, output.view(), &tape, nullptr).ok());
+    ASSERT_TRUE(trainer.layer->forward_train(x, nullptr, output.view(), &tape, nullptr).ok());
     Buffers buffers(layer, placement.num_local(seat.ep.rank()));
     const Status status =
-        (*moe)->backward(tape, x, d_out.view().rows(first, count), {}, buffers.views);
+        trainer.layer->backward(tape, x, d_out.view().rows(first, count), {}, buffers.views);
     ASSERT_TRUE(status.ok()) << status.to_string();
-    const Result<GradientSummary> summary = (*create)->run(buffers.views, count, sync);
+    const Result<GradientSummary> summary = trainer.sync->run(buffers.views, count, sync);
     ASSERT_TRUE(summary.has_value()) << summary.error().to_string();
     ranks[at] = {std::move(buffers.values), *summary};
   });

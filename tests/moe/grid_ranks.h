@@ -9,8 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "argosy/gradient_sync.h"
 #include "argosy/group.h"
+#include "argosy/moe.h"
 #include "argosy/rank_grid.h"
+#include "support/naive_layer.h"
 #include "support/rank_threads.h"
 
 namespace argosy::testing {
@@ -38,6 +41,26 @@ inline std::unique_ptr<Group> join(const std::shared_ptr<InprocWorld>& world, in
 inline RankGrid grid_of(int ep, int copies, int token_replicas = 1) {
   return *RankGrid::create({.num_ranks = ep * copies, .ep = ep, .token_replicas = token_replicas});
 }
+
+// What a rank needs for a step: its part of the layer, and the sums over the grid.
+struct Trainer {
+  std::unique_ptr<MoeLayer> layer;
+  std::unique_ptr<GradientSync> sync;
+
+  Trainer(const Seat& seat, const NaiveLayer& naive) {
+    MoeOptions options;
+    options.hidden_dtype = naive.dtype;
+    options.training = true;
+    auto made = MoeLayer::create(
+        seat.ep, naive.router,
+        std::move(*weights_for_rank(naive, seat.ep.rank(), seat.ep.num_ranks())), options);
+    EXPECT_TRUE(made.has_value()) << made.error().to_string();
+    layer = std::move(*made);
+    auto sums = GradientSync::create(seat.ep, seat.copies);
+    EXPECT_TRUE(sums.has_value()) << sums.error().to_string();
+    sync = std::move(*sums);
+  }
+};
 
 inline void run_grid(const RankGrid& grid, const std::function<void(const Seat&)>& body) {
   std::vector<std::shared_ptr<InprocWorld>> rows, columns;

@@ -242,15 +242,7 @@ Outcome run_layout(const NaiveLayer& layer, const Batch& batch, const Layout& la
   };
   run_grid(layout.grid, [&](const Seat& seat) {
     const auto at = static_cast<size_t>(seat.rank);
-    MoeOptions options;
-    options.hidden_dtype = layer.dtype;
-    options.training = true;
-    auto moe = MoeLayer::create(
-        seat.ep, layer.router,
-        std::move(*testing::weights_for_rank(layer, seat.ep.rank(), seat.ep.num_ranks())), options);
-    ASSERT_TRUE(moe.has_value()) << moe.error().to_string();
-    const auto sync = GradientSync::create(seat.ep, seat.copies);
-    ASSERT_TRUE(sync.has_value()) << sync.error().to_string();
+    const testing::Trainer trainer(seat, layer);
     int64_t num_tokens = 0;
     for (int m = 0; m < layout.num_micro_batches; ++m) {
       parts[at].push_back(part_of(layer, batch, input, layout.tokens_of(seat.rank, m)));
@@ -263,12 +255,12 @@ Outcome run_layout(const NaiveLayer& layer, const Batch& batch, const Layout& la
         testing::make_gradients(layer, placement.num_local(seat.ep.rank()), 0, &gradients[at]);
     g.d_topk_weights = {};
     for (const Part& part : parts[at]) {
-      run_part(**moe, batch, input, d_out, part, loss_gradient(layer, batch, part, totals), g, &all,
-               &received[at]);
+      run_part(*trainer.layer, batch, input, d_out, part, loss_gradient(layer, batch, part, totals),
+               g, &all, &received[at]);
       g.accumulate = true;
     }
     g.d_hidden = {};
-    const Result<GradientSummary> summary = (*sync)->run(g, num_tokens, {});
+    const Result<GradientSummary> summary = trainer.sync->run(g, num_tokens, {});
     ASSERT_TRUE(summary.has_value()) << summary.error().to_string();
     summaries[at] = *summary;
   });
