@@ -2,7 +2,7 @@
 // stored nowhere. Included by avx512_bf16.cc; needs AVX512_VBMI and GFNI. Test: tests/gemm/quantised_gemm_test.cc.
 
 #define ARGOSY_CODED_TARGET \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,gfni,avx2,fma")))
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,gfni,fma")))
 #define ARGOSY_CODED_INLINE ARGOSY_CODED_TARGET __attribute__((always_inline)) inline
 
 // The two vectors of columns of one pair of k.
