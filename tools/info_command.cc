@@ -74,7 +74,11 @@ Json to_json(const Info& info) {
     caches.push_back({{"level", cache.level}, {"type", cache.type}, {"bytes", cache.bytes}});
   }
   Json json = {{"version", ARGOSY_VERSION},
-               {"cpu", {{"vendor", info.cpu.vendor}, {"model", info.cpu.model_name}}},
+               {"cpu",
+                {{"vendor", info.cpu.vendor},
+                 {"model", info.cpu.model_name},
+                 {"family", info.cpu.family},
+                 {"model_number", info.cpu.model}}},
                {"cores", info.cpu.num_cores},
                {"level", std::string(name_of(info.level))},
                {"levels",
@@ -121,7 +125,8 @@ std::string to_text(const MachineRates& rates) {
 std::string to_text(const Info& info) {
   std::vector<std::pair<std::string, std::string>> lines = {
       {"version", ARGOSY_VERSION},
-      {"cpu", fmt::format("{} ({})", info.cpu.model_name, info.cpu.vendor)},
+      {"cpu", fmt::format("{} ({} family {} model {})", info.cpu.model_name, info.cpu.vendor,
+                          info.cpu.family, info.cpu.model)},
       {"cores", fmt::format("{} usable", info.cpu.num_cores)},
       {"levels detected", joined(info.cpu.levels)},
       {"levels built", joined(built_levels())},

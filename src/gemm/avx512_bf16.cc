@@ -46,14 +46,37 @@ ARGOSY_KERNEL_INLINE __m512 add_products(__m512 acc, const float* row, __m512bh 
   return acc;
 }
 
-template <int kRows, int kVectors>
-struct NativeStep {
-  // Measured on Zen 4: all 16 for 6 to 11 rows 198..211 -> 222..228 GF/s from cache; 2 from memory for
-  // 5 to 12 rows 22 -> 27 GB/s at 6 rows, but 4 for 8 (23.5 -> 25).
-  static constexpr int kUnroll = 16, kStreamUnroll = kRows == 8 ? 4 : 2;
-  static constexpr bool kKeepsOrder = kRows <= 2;
+// What suits the kernels of few rows, whose weights come from memory. Measured: docs/perf/gemm.md.
+//
+// Zen 4: a load, or a VDPBF16PS, of 512 bits a cycle, so that from 5 rows on a broadcast must serve both tiles.
+struct HalfWidthCore {
+  static constexpr int kNearRows = 6;
+  static constexpr bool is_tile_by_tile(int rows, bool) { return rows <= 5; }
+  // 2 for 5 to 12 rows 22 -> 27 GB/s at 6 rows, but 4 for 8 (23.5 -> 25).
+  static constexpr int stream_unroll(int rows) { return rows == 8 ? 4 : 2; }
+  static constexpr bool keeps_order(int rows) { return rows <= 2; }
   // Four rows from memory 92 -> 98 % of its rate; five to twelve are 5 to 30 % slower so.
-  static constexpr bool kBroadcastsInLoads = kRows == 4;
+  static constexpr bool broadcasts_in_loads(int rows, bool) { return rows == 4; }
+};
+
+// Zen 5: two of each. Lines in the order of memory, each with the prefetch of one: 58 -> 96 % of the read rate at 3 rows.
+struct FullWidthCore {
+  static constexpr int kNearRows = 0;
+  // Weights from a cache: 79 -> 98 % of the peak at 8 rows, both tiles at once.
+  static constexpr bool is_tile_by_tile(int rows, bool streams) { return streams && rows <= 8; }
+  static constexpr int stream_unroll(int rows) { return rows <= 8 ? 4 : 2; }
+  static constexpr bool keeps_order(int) { return false; }
+  static constexpr bool broadcasts_in_loads(int rows, bool streams) {
+    return is_tile_by_tile(rows, streams);
+  }
+};
+
+template <typename Core, bool kStreams, int kRows, int kVectors>
+struct NativeStep {
+  // Measured on Zen 4: all 16 for 6 to 11 rows 198..211 -> 222..228 GF/s from cache.
+  static constexpr int kUnroll = 16, kStreamUnroll = Core::stream_unroll(kRows);
+  static constexpr bool kKeepsOrder = Core::keeps_order(kRows);
+  static constexpr bool kBroadcastsInLoads = Core::broadcasts_in_loads(kRows, kStreams);
   const BlockArgs& at;
   Vec::F (&acc)[kRows][kVectors];
 
@@ -80,31 +103,40 @@ struct NativeStep {
   }
 };
 
+template <typename Core>
 struct NativeOrder {
   using Rows = PairRows;
   static constexpr int kChains = 1;
-  static constexpr int kTileByTileRows = 5;
+  static constexpr int kNearRows = Core::kNearRows;
   static constexpr int64_t kWeightBlockBytes = kTileElements * 4;
 
   template <int kRows, int kVectors, typename Ahead>
   ARGOSY_KERNEL_INLINE static void block(const BlockArgs& at, const Ahead& ahead,
                                          Vec::F (&acc)[kRows][kVectors]) {
-    const NativeStep<kRows, kVectors> step{at, acc};
-    for_each_pair<kRows <= kTileByTileRows, kVectors>(step, ahead);
+    const NativeStep<Core, Ahead::kStreams, kRows, kVectors> step{at, acc};
+    for_each_pair<Core::is_tile_by_tile(kRows, Ahead::kStreams), kVectors>(step, ahead);
   }
 };
 
 #include "gemm/native_coded.inl"
 
+template <typename Core>
+KernelTable native_kernels() {
+  KernelTable with_pairs = avx512_kernels();
+  with_pairs.bf16_vdpbf16 = dot_of<NativeOrder<Core>, 12>();
+  with_pairs.bf16_vdpbf16.run_scaled = native_scaled_dot;
+  return with_pairs;
+}
+
 }  // namespace
 
 const KernelTable& avx512_bf16_kernels() {
-  static const KernelTable table = [] {
-    KernelTable with_pairs = avx512_kernels();
-    with_pairs.bf16_vdpbf16 = dot_of<NativeOrder, 12>();
-    with_pairs.bf16_vdpbf16.run_scaled = native_scaled_dot;
-    return with_pairs;
-  }();
+  static const KernelTable table = native_kernels<FullWidthCore>();
+  return table;
+}
+
+const KernelTable& avx512_bf16_half_width_kernels() {
+  static const KernelTable table = native_kernels<HalfWidthCore>();
   return table;
 }
 

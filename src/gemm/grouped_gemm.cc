@@ -28,7 +28,7 @@ const KernelTable& kernels_of(Level level) {
     case Level::kAvx512:
       return avx512_kernels();
     case Level::kAvx512Bf16:
-      return avx512_bf16_kernels();
+      return is_half_width_core() ? avx512_bf16_half_width_kernels() : avx512_bf16_kernels();
     case Level::kAmx:
       return amx_kernels();
   }
@@ -222,10 +222,14 @@ struct TileRows {
   int64_t row_bytes = 0;  // from one row of `first` to the next; staged, on average
   int64_t count = 0;
   int64_t num_blocks = 0;
+  int64_t each = 0,
+          larger = 0;  // block() is part_of() without its divisions: it is asked for at every panel
   const float* scales = nullptr;  // of all blocks of rows; null: none
   int64_t scale_blocks = 0;       // of a row
 
-  Part block(int64_t at) const { return part_of(count, num_blocks, at); }
+  Part block(int64_t at) const {
+    return {at * each + std::min(at, larger), each + (at < larger ? 1 : 0)};
+  }
 };
 
 // Rows of bf16 or fp32 in memory, to be staged or read where they are.
@@ -264,6 +268,8 @@ TileRows rows_of(const Work& work, const Tile& tile, std::byte* room) {
   rows.dot = &work.dot.for_rows(tile.rows.count);
   rows.count = tile.rows.count;
   rows.num_blocks = ceil_div(rows.count, rows.dot->row_block);
+  rows.each = rows.count / rows.num_blocks;
+  rows.larger = rows.count % rows.num_blocks;
   const bool is_staged = rows.dot->stage != nullptr;
   const int64_t staged_bytes = staged_row_bytes(*rows.dot, work.w->padded_k());
   if (work.x->has_scales()) {
@@ -310,6 +316,12 @@ CodedPanel coded_panel_of(const Work& work, const TileRows& rows, int64_t group,
   return coded;
 }
 
+// Whether the panel's output is not in the lines of the panel before.
+bool begins_lines(const Output& output, const Tile& tile, int64_t panel) {
+  constexpr uintptr_t kLineBytes = 64;
+  return panel == tile.panels.first || reinterpret_cast<uintptr_t>(output.row(0)) % kLineBytes == 0;
+}
+
 // All rows of the tile by one panel: the products, to products[row of the tile][0..31].
 void multiply_panel(const Work& work, const Tile& tile, const TileRows& rows, int64_t panel,
                     std::byte* decoded, float* products) {
@@ -323,8 +335,10 @@ void multiply_panel(const Work& work, const Tile& tile, const TileRows& rows, in
     // Lines that the stores would find missing: fetched while the products are computed. Not by few rows: their
     // weights need the miss buffers.
     const bool is_few = rows.count <= work.heuristics.few_rows;
-    for (int64_t r = block.first; has_output && !is_few && r < block.first + block.count; ++r) {
-      __builtin_prefetch(output.row(r), 1, 3);
+    if (has_output && !is_few && begins_lines(output, tile, panel)) {
+      for (int64_t r = block.first; r < block.first + block.count; ++r) {
+        __builtin_prefetch(output.row(r), 1, 3);
+      }
     }
     const DotArgs args{
         .rows = rows.first + block.first * rows.row_bytes,
@@ -385,6 +399,9 @@ void store_panel(const Work& work, const Tile& tile, int64_t panel, const float*
   }
 }
 
+// Fewer than the L1 cache has ways.
+constexpr int64_t kStoredRows = 8;
+
 // As many panels at a time as the scratch holds: few rows would else change the floating-point environment,
 // and drain the core, at every panel.
 void run_tile(const Work& work, const Tile& tile, const Scratch& scratch) {
@@ -402,8 +419,14 @@ void run_tile(const Work& work, const Tile& tile, const Scratch& scratch) {
       }
     }
     const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
-    for (int64_t i = 0; i < count; ++i) {
-      store_panel(work, tile, first + i, scratch.products + i * panel_floats);
+    // Some rows by all panels: rows 4 KiB apart share one set of the L1 cache, and two panels may share a line.
+    for (int64_t row = 0; row < tile.rows.count; row += kStoredRows) {
+      Tile part = tile;
+      part.rows = {tile.rows.first + row, std::min(kStoredRows, tile.rows.count - row)};
+      for (int64_t i = 0; i < count; ++i) {
+        store_panel(work, part, first + i,
+                    scratch.products + i * panel_floats + row * kPanelColumns);
+      }
     }
   }
 }

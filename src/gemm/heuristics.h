@@ -8,6 +8,10 @@
 
 namespace argosy::gemm {
 
+// Level avx512_bf16 has kernels, and a row, of its own for such a core.
+bool is_half_width_core();
+
+// For this CPU.
 const GemmHeuristics& heuristics_for(Level level);
 
 // Rows of a task for rows of `row_bytes`, in whole row blocks.

@@ -132,7 +132,7 @@ struct KernelTable {
   Stores store_f32;
 };
 
-// One per level; generic has two builds of the same source, chosen by what the CPU has. All but
+// One per level; generic has two builds of the same source, avx512_bf16 two of its kernels for few rows, chosen by what the CPU is. All but
 // reference and generic need their level's instructions.
 const KernelTable& reference_kernels();
 const KernelTable& generic_kernels();
@@ -140,6 +140,7 @@ const KernelTable& generic_fma_kernels();  // needs Level::kAvx2
 const KernelTable& avx2_kernels();
 const KernelTable& avx512_kernels();
 const KernelTable& avx512_bf16_kernels();
+const KernelTable& avx512_bf16_half_width_kernels();  // for platform::has_half_width_avx512()
 const KernelTable& amx_kernels();
 
 // The table of `level`, whatever this CPU has; generic is the build without FMA.

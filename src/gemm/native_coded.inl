@@ -75,7 +75,7 @@ struct E2M1Codes {
 // A line of codes, or of scales, `ahead` bytes further on. Line by line as they are read: a burst of a block's lines
 // takes every miss buffer.
 ARGOSY_CODED_INLINE void prefetch_ahead(const std::byte* from, uintptr_t ahead) {
-  prefetch_line(reinterpret_cast<uintptr_t>(from) + ahead);
+  __builtin_prefetch(from + ahead, 0, 2);
 }
 
 template <int kRows>
@@ -252,7 +252,7 @@ void native_scaled_dot(const DotArgs& args, const CodedPanel& panel) {
   const bool has_vbmi =
       panel.decode == vbmi_decoders().e4m3 || panel.decode == vbmi_decoders().e2m1;
   if (panel.decoded != nullptr || !has_vbmi || args.num_rows > kCodedRows) {
-    return scaled_dot<NativeOrder, 12>(args, panel);
+    return scaled_dot<NativeOrder<HalfWidthCore>, 12>(args, panel);
   }
   if (panel.layout.is_e2m1) return coded_dot<E2M1Codes>(args, panel);
   coded_dot<PlainE4M3Codes>(args, panel);

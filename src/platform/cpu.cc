@@ -131,7 +131,26 @@ std::string model_name() {
   return name.substr(first, name.find_last_not_of(' ') - first + 1);
 }
 
+struct FamilyAndModel {
+  int family = 0, model = 0;
+};
+
+FamilyAndModel family_and_model() {
+  const unsigned eax = cpuid(1).eax;
+  const auto field = [eax](int first, unsigned mask) {
+    return static_cast<int>(eax >> first & mask);
+  };
+  const int family = field(8, 0xF);
+  const bool is_extended = family == 0xF || family == 0x6;
+  return {family == 0xF ? family + field(20, 0xFF) : family,
+          field(4, 0xF) + (is_extended ? field(16, 0xF) << 4 : 0)};
+}
+
 }  // namespace
+
+bool has_half_width_avx512(const CpuInfo& cpu) {
+  return cpu.vendor == "AuthenticAMD" && cpu.family == 0x19;
+}
 
 CpuFeatures cpu_features() {
   constexpr uint64_t kAvxState = 0x6, kAvx512State = 0xE6, kTileState = 0x60000;
@@ -187,6 +206,9 @@ Result<CpuInfo> detect_cpu(const std::optional<std::string>& cap) {
   CpuInfo info;
   info.vendor = vendor_name();
   info.model_name = model_name();
+  const auto [family, model] = family_and_model();
+  info.family = family;
+  info.model = model;
   info.num_cores = usable_cores();
   info.caches = caches_from_sys("/sys/devices/system/cpu/cpu0/cache");
   if (info.caches.empty()) info.caches = caches_from_cpuid();

@@ -24,6 +24,9 @@ struct CpuFeatures {
 };
 CpuFeatures cpu_features();
 
+// Zen 4: a register of 512 bits is worked on, loaded and stored in two halves.
+bool has_half_width_avx512(const CpuInfo& cpu);
+
 // Everything in CpuInfo, for a given value of ARGOSY_MAX_LEVEL. kInvalidArgument when it names no
 // level.
 Result<CpuInfo> detect_cpu(const std::optional<std::string>& cap);

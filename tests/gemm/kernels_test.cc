@@ -34,6 +34,7 @@ std::vector<Build> builds() {
   add(Level::kAvx2, "avx2", avx2_kernels());
   add(Level::kAvx512, "avx512", avx512_kernels());
   add(Level::kAvx512Bf16, "avx512_bf16", avx512_bf16_kernels());
+  add(Level::kAvx512Bf16, "avx512_bf16, half width", avx512_bf16_half_width_kernels());
   add(Level::kAmx, "amx", amx_kernels());
   return all;
 }
@@ -159,22 +160,28 @@ TEST(Kernels, EveryBuildGivesTheTwinsBits) {
 // A prefetch may point anywhere and changes nothing.
 TEST(Kernels, PrefetchesChangeNoBits) {
   std::mt19937 rng(20240615);
-  constexpr int64_t kK = 65, kRows = 5;
-  const auto x = testing::random_bf16(rng, Values::kWide, kRows * kK);
+  constexpr int64_t kK = 65, kMostRows = 13;
+  const auto x = testing::random_bf16(rng, Values::kWide, kMostRows * kK);
   const PackedWeights weights =
       packed(DType::kBF16, testing::random_bf16(rng, Values::kWide, 32 * kK).data(), 32, kK);
-  for (const Build& build : builds()) {
-    for (const Dot& dot : {build.table->bf16_amx, build.table->bf16_vdpbf16}) {
-      const std::vector<float> want = run_dot(dot, x.data(), kK * 2, kRows, weights);
-      for (const int64_t lines : {1, 4, 16, 31, 32, 33}) {
-        for (const uintptr_t from :
-             {reinterpret_cast<uintptr_t>(weights.panel(0, 0)), uintptr_t{0}}) {
-          const std::vector<float> got =
-              run_dot(dot, x.data(), kK * 2, kRows, weights, {from, lines});
-          ASSERT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)), 0)
-              << build.name << " lines " << lines;
-        }
+  const std::vector<uintptr_t> places = {reinterpret_cast<uintptr_t>(weights.panel(0, 0)), 0};
+  // Other kernels for every number of rows, and for a block's 32 lines.
+  const auto run_all = [&](const Dot& dot, int64_t rows) {
+    const std::vector<float> want = run_dot(dot, x.data(), kK * 2, rows, weights);
+    for (const int64_t lines : {1, 16, 31, 32, 33}) {
+      for (const uintptr_t from : places) {
+        const std::vector<float> got = run_dot(dot, x.data(), kK * 2, rows, weights, {from, lines});
+        ASSERT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)), 0)
+            << rows << " rows, lines " << lines;
       }
+    }
+  };
+  for (const Build& build : builds()) {
+    SCOPED_TRACE(build.name);
+    for (int64_t rows = 1; rows <= kMostRows; ++rows) {
+      run_all(build.table->bf16_amx, rows);
+      run_all(build.table->bf16_vdpbf16, rows);
+      if (HasFatalFailure()) return;
     }
   }
 }
