@@ -1,5 +1,5 @@
 // gate_logits(): the gate product as one fp32 FMA chain an output (contract 4.3), in tiles of 8
-// tokens x 8 experts whose chains are independent. Scratch is on the stack. Test:
+// tokens x 16 experts whose chains are independent. Scratch is on the stack. Test:
 // tests/router/gate_test.cc.
 #include <algorithm>
 #include <limits>
@@ -57,7 +57,7 @@ struct Job {
 // The sums of a task: chains run on from one panel to the next.
 using TaskSums = float[kTokensPerTask * kGateExperts];
 
-// The chains of tokens [first_token, last_token) and the eight experts from first_expert. What a
+// The chains of tokens [first_token, last_token) and the 16 experts from first_expert. What a
 // tile has beyond the tensor's edge is zero and never read back.
 void multiply(const Job& job, int64_t first_token, int64_t last_token, int64_t first_expert,
               float* sums) {

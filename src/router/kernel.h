@@ -13,8 +13,8 @@
 namespace argosy::router {
 
 inline constexpr int64_t kGateTokens = 8;    // rows of a gate tile
-inline constexpr int64_t kGateExperts = 8;   // columns of a gate tile: one AVX2 register of fp32
-inline constexpr int64_t kGateHidden = 256;  // hidden elements of one packed panel: 8 KiB each side
+inline constexpr int64_t kGateExperts = 16;  // columns of a gate tile: one AVX-512 register of fp32
+inline constexpr int64_t kGateHidden = 256;  // hidden elements of one packed panel: 16 KiB
 
 // Scores of one row of `num_experts` finite logits: before rounding to fp32 and after.
 using ScoreRow = void (*)(const float* logits, int64_t num_experts, double* exact, float* scores);

@@ -1,5 +1,7 @@
 // Body of kernel_baseline.cc, kernel_fma.cc and kernel_avx512.cc; see kernel.h. No standard header with inline
 // functions may come in here: the linker could keep their AVX2 copy for everyone.
+#include <immintrin.h>
+
 #include <cstdint>
 
 #include "numeric/elementary.h"
@@ -111,22 +113,49 @@ double sqrt_softplus_terms(const float* logits, int64_t count, double* terms) {
   return sum_lanes(terms, count);
 }
 
+// A register of chains: compilers make of the loop over them, at best, half as much.
+#if defined(__AVX512F__)
+struct Chains {
+  static constexpr int64_t kWidth = 16;
+  __m512 value;
+
+  void load(const float* from) { value = _mm512_loadu_ps(from); }
+  void store(float* to) const { _mm512_storeu_ps(to, value); }
+  void add(float x, const float* weights) {
+    value = _mm512_fmadd_ps(_mm512_set1_ps(x), _mm512_loadu_ps(weights), value);
+  }
+};
+#elif defined(__FMA__)
+struct Chains {
+  static constexpr int64_t kWidth = 8;
+  __m256 value;
+
+  void load(const float* from) { value = _mm256_loadu_ps(from); }
+  void store(float* to) const { _mm256_storeu_ps(to, value); }
+  void add(float x, const float* weights) {
+    value = _mm256_fmadd_ps(_mm256_set1_ps(x), _mm256_loadu_ps(weights), value);
+  }
+};
+#else
+struct Chains {
+  static constexpr int64_t kWidth = 1;
+  float value;
+
+  void load(const float* from) { value = *from; }
+  void store(float* to) const { *to = value; }
+  void add(float x, const float* weights) { value = __builtin_fmaf(x, *weights, value); }
+};
+#endif
+
 void gate_tile(const float* x, const float* panel, int64_t depth, float* acc) {
-  float sum[kGateTokens][kGateExperts];
-  for (int64_t t = 0; t < kGateTokens; ++t) {
-    for (int64_t j = 0; j < kGateExperts; ++j) sum[t][j] = acc[t * kGateExperts + j];
-  }
-  for (int64_t h = 0; h < depth; ++h) {
-    const float* weights = panel + h * kGateExperts;
-    for (int64_t t = 0; t < kGateTokens; ++t) {
-      const float value = x[t * kGateHidden + h];
-      for (int64_t j = 0; j < kGateExperts; ++j) {
-        sum[t][j] = __builtin_fmaf(value, weights[j], sum[t][j]);
-      }
+  for (int64_t j = 0; j < kGateExperts; j += Chains::kWidth) {
+    Chains sum[kGateTokens];
+    for (int64_t t = 0; t < kGateTokens; ++t) sum[t].load(acc + t * kGateExperts + j);
+    for (int64_t h = 0; h < depth; ++h) {
+      const float* weights = panel + h * kGateExperts + j;
+      for (int64_t t = 0; t < kGateTokens; ++t) sum[t].add(x[t * kGateHidden + h], weights);
     }
-  }
-  for (int64_t t = 0; t < kGateTokens; ++t) {
-    for (int64_t j = 0; j < kGateExperts; ++j) acc[t * kGateExperts + j] = sum[t][j];
+    for (int64_t t = 0; t < kGateTokens; ++t) sum[t].store(acc + t * kGateExperts + j);
   }
 }
 
