@@ -68,7 +68,8 @@ struct RowBlock {
   int64_t num_rows = 0;
   float* sums = nullptr;
   uintptr_t prefetch = 0;
-  int64_t prefetch_lines = 0;  // per block of 32 k
+  int64_t prefetch_lines = 0;   // per block of 32 k
+  int64_t prefetch_stride = 0;  // from one block's to the next's
 };
 
 template <bool kLower>
@@ -147,7 +148,7 @@ ARGOSY_KERNEL_INLINE void run_chunk(const RowBlock& block, const DotArgs& args, 
   const int64_t num_full = args.k / kBlockK;
   for (int64_t at = first; at < std::min(last, num_full); ++at) {
     for (int64_t line = 0; line < block.prefetch_lines; ++line) {
-      const auto ahead = static_cast<uintptr_t>((at * block.prefetch_lines + line) * 64);
+      const auto ahead = static_cast<uintptr_t>(at * block.prefetch_stride + line * 64);
       __builtin_prefetch(reinterpret_cast<const void*>(block.prefetch + ahead), 0, 2);
     }
     multiply_block<kLower>(block.rows + at * kRowBytes, block.row_stride_bytes,
@@ -166,8 +167,11 @@ RowBlock row_block_of(const DotArgs& args, int64_t at) {
   block.num_rows = std::min(kPairRows, args.num_rows - at * kPairRows);
   block.sums = args.scratch + at * kPairRows * kPanelColumns;
   block.prefetch_lines = (args.prefetch_lines + num_blocks - 1) / num_blocks;
-  block.prefetch =
-      args.prefetch + static_cast<uintptr_t>(at * block.prefetch_lines * 64 * k_blocks);
+  // Of lines that follow one another each row block takes its share after that of the last.
+  const int64_t bytes = block.prefetch_lines * 64;
+  const bool follow = args.prefetch_stride == 0;
+  block.prefetch_stride = follow ? bytes : args.prefetch_stride;
+  block.prefetch = args.prefetch + static_cast<uintptr_t>(at * bytes * (follow ? k_blocks : 1));
   return block;
 }
 

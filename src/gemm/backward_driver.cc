@@ -15,7 +15,7 @@ BackwardLimits backward_limits(const Dot& dot, DType rows, DType panels, int64_t
   // dgrad of 256 rows, N = K = 2048, on Zen 4: chunks of 512, 1024, 2048 with 640 KiB of rows 87,
   // 90, 87 % of the peak, with 512 KiB (tiles of 128 rows) 86, 86, 84 %. wgrad: tiles of 252, 504,
   // 1008 rows 82, 84, 83 %.
-  constexpr int64_t kTileRows = 504, kTileBytes = 640 * kKiB, kAtOnce = 16;
+  constexpr int64_t kTileRows = 516, kTileBytes = 640 * kKiB, kAtOnce = 16;
   BackwardLimits limits;
   limits.chunk_blocks = std::clamp<int64_t>(max_blocks, 1, kMaxChunkBlocks);
   limits.at_once = kAtOnce;

@@ -8,10 +8,14 @@
 // A Source offers, for group g and blocks of 32 of the contraction:
 //   int64_t num_blocks(g)                              0: the sums are 0
 //   void load(tile, blocks, TileRows*)                 puts the tile's rows, by TileRows::put
-//   const std::byte* panel(tile, panel, blocks, room)  the panel's blocks; `room` is there to make
-//   them in void fetch_output(tile, panel, rows)               prefetches where rows of it go void
-//   store(tile, panel, products)                  [tile.rows.count][32] finished sums, denormals
-//   kept
+//   const std::byte* panel(tile, panel, blocks, room)  the panel's blocks; `room` is there to make them in
+//   void fetch_output(tile, panel, rows)               prefetches where rows of it go
+//   void store(tile, panel, products)                  [tile.rows.count][32] finished sums, denormals kept
+//   bool moves_sums(tile)                              store() does no arithmetic: it may run with denormals flushed,
+//                                                      row block by row block between the products
+//   void finish_tile(tile)                             after the last store
+//   Prefetch ahead(tile, panel, blocks, share)         optional, where panels come from memory: what a row block fetches
+//                                                      of the next panel's blocks while it is multiplied
 // A Source with kIsScaled has a scale per block of 32 on both sides: load() puts the rows' to
 // TileRows::scales_of too, and the panel begins with its own, [block][32] in fp32, as RowScales wants
 // them; its blocks follow at kPanelScaleBytes.
@@ -111,14 +115,17 @@ class BackwardProduct {
     const int64_t fitting = limits_.tile_rows / rows.count;
     const int64_t at_once =
         one_chunk ? std::clamp<int64_t>(fitting, 1, limits_.at_once) : limits_.at_once;
+    const bool stores_between = num_blocks > 0 && source_.moves_sums(tile);
     for (int64_t done = 0; done < tile.panels.count; done += at_once) {
       const Part panels{tile.panels.first + done, std::min(at_once, tile.panels.count - done)};
-      multiply(tile, panels, num_blocks, room + limits_.panel, &rows, products);
+      multiply(tile, panels, {num_blocks, stores_between}, room + limits_.panel, &rows, products);
+      if (stores_between) continue;
       const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
       for (int64_t i = 0; i < panels.count; ++i) {
         source_.store(tile, panels.first + i, products + i * rows.count * kPanelColumns);
       }
     }
+    source_.finish_tile(tile);
   }
 
  private:
@@ -127,9 +134,16 @@ class BackwardProduct {
     source_.load(tile, blocks, *rows);
   }
 
+  struct Contraction {
+    int64_t num_blocks = 0;
+    // Sums go to the output as soon as they are finished: memory takes them while the next are made.
+    bool stores_between = false;
+  };
+
   // The finished sums of some panels.
-  void multiply(const Tile& tile, const Part& panels, int64_t num_blocks, std::byte* panel_room,
-                TileRows* rows, float* products) const {
+  void multiply(const Tile& tile, const Part& panels, const Contraction& over,
+                std::byte* panel_room, TileRows* rows, float* products) const {
+    const int64_t num_blocks = over.num_blocks;
     const int64_t panel_floats = rows->count * kPanelColumns;
     if (num_blocks == 0) {
       std::fill_n(products, panels.count * panel_floats, 0.0f);
@@ -143,30 +157,48 @@ class BackwardProduct {
       for (int64_t i = 0; i < panels.count; ++i) {
         const int64_t panel = panels.first + i;
         const std::byte* weights = source_.panel(tile, panel, blocks, panel_room);
-        multiply_panel(tile, panel, weights, at > 0, *rows, products + i * panel_floats);
+        const Chunk chunk{blocks, at > 0, over.stores_between && at + 1 == num_chunks};
+        multiply_panel(tile, panel, weights, chunk, *rows, products + i * panel_floats);
       }
     }
   }
 
-  void multiply_panel(const Tile& tile, int64_t panel, const std::byte* weights, bool resumes,
+  struct Chunk {
+    Part blocks;
+    bool resumes = false;
+    bool stores = false;  // it is the last, and sums are stored between the products
+  };
+
+  void multiply_panel(const Tile& tile, int64_t panel, const std::byte* weights, const Chunk& chunk,
                       const TileRows& rows, float* products) const {
     for (int64_t at = 0; at < rows.num_row_blocks; ++at) {
       const Part block = rows.row_block(at);
       source_.fetch_output(tile, panel, block);
-      const DotArgs args{
+      DotArgs args{
           .rows = rows.rows_of(block),
           .row_stride_bytes = rows.value_stride,
           .num_rows = block.count,
           .k = rows.chunk_blocks * kBlockK,
           .panel = weights,
           .scratch = products + block.first * kPanelColumns,
-          .resumes = resumes,
+          .resumes = chunk.resumes,
       };
+      if constexpr (requires { source_.ahead(tile, panel, chunk.blocks, Share()); }) {
+        const Prefetch ahead = source_.ahead(tile, panel, chunk.blocks, {at, rows.num_row_blocks});
+        args.prefetch = ahead.from;
+        args.prefetch_lines = ahead.lines_per_block;
+        args.prefetch_stride = ahead.stride;
+      }
+
       if constexpr (ScaledSource<Source>) {
         rows.dot->run_scaled(args, scaled_panel(weights, rows.scales_of(block)));
       } else {
         rows.dot->run(args);
       }
+      if (!chunk.stores) continue;
+      Tile part = tile;
+      part.rows = {tile.rows.first + block.first, block.count};
+      source_.store(part, panel, args.scratch);
     }
   }
 

@@ -6,6 +6,8 @@
 #include "gemm/backward_driver.h"
 #include "gemm/backward_reference.h"
 #include "gemm/check_arguments.h"
+#include "gemm/gradient_store.h"
+#include "platform/copy.h"
 
 namespace argosy {
 namespace gemm {
@@ -16,10 +18,23 @@ class PreactivationSource {
   PreactivationSource(const GemmOptions& options, const KernelTable& table, const RaggedRows& x,
                       const PackedWeights& w, const TensorView& gate, const TensorView& up,
                       const TensorView& h)
-      : options_(options), table_(table), x_(x), w_(w), gate_(gate), up_(up), h_(h) {}
+      : options_(options),
+        table_(table),
+        x_(x),
+        w_(w),
+        gate_(gate),
+        up_(up),
+        h_(h),
+        stream_(!w.has_bias() && is_streamed(options.level, gate) && is_streamed(options.level, up)
+                    ? gradient_stores_for(options.level).stream_f32
+                    : nullptr) {}
 
   int64_t num_blocks(int64_t) const { return w_.padded_k() / kBlockK; }
   int64_t row_element() const { return size_of(x_.rows.dtype); }
+  bool moves_sums(const Tile&) const { return false; }
+  void finish_tile(const Tile&) const {
+    if (stream_ != nullptr) platform::finish_streaming();
+  }
 
   void load(const Tile& tile, const Part& blocks, const TileRows& rows) const {
     const int64_t k = blocks.first * kBlockK;
@@ -32,7 +47,15 @@ class PreactivationSource {
     return w_.panel(tile.group, panel) + blocks.first * block_bytes;
   }
 
+  Prefetch ahead(const Tile& tile, int64_t panel, const Part& blocks, const Share& share) const {
+    if (panel + 1 == tile.panels.first + tile.panels.count) return {};
+    const std::byte* const next = this->panel(tile, panel + 1, blocks, nullptr);
+    const int64_t bytes = blocks.count * kBlockK * kPanelColumns * size_of(w_.dtype());
+    return part_ahead(reinterpret_cast<uintptr_t>(next), bytes, blocks.count, share);
+  }
+
   void fetch_output(const Tile& tile, int64_t panel, const Part& rows) const {
+    if (stream_ != nullptr) return;
     for (const TensorView* out : {&gate_, &up_}) {
       fetch_rows(output(*out, tile, panel), out->stride(0) * size_of(out->dtype), rows, 1);
     }
@@ -44,6 +67,15 @@ class PreactivationSource {
     for (const TensorView* out : {&gate_, &up_, &h_}) {
       if (out->data == nullptr) continue;
       const int64_t column = out == &up_ ? kTileColumns : 0;
+      const int64_t num_columns = std::min(kTileColumns, w_.n() - panel * kTileColumns);
+      if (out != &h_ && stream_ != nullptr) {
+        stream_({.sums = products + column,
+                 .num_rows = tile.rows.count,
+                 .num_columns = num_columns,
+                 .out = output(*out, tile, panel),
+                 .row_stride_bytes = out->stride(0) * size_of(out->dtype)});
+        continue;
+      }
       const Stores& stores = out->dtype == DType::kF32 ? table_.store_f32 : table_.store_bf16;
       const StoreKernel kernel =
           out == &h_ ? stores.gate_up[static_cast<size_t>(options_.activation.kind)][has_bias]
@@ -53,7 +85,7 @@ class PreactivationSource {
               .limit = options_.activation.limit,
               .alpha = options_.activation.alpha,
               .num_rows = tile.rows.count,
-              .num_columns = std::min(kTileColumns, w_.n() - panel * kTileColumns),
+              .num_columns = num_columns,
               .out = output(*out, tile, panel),
               .row_stride_bytes = out->stride(0) * size_of(out->dtype)});
     }
@@ -74,6 +106,7 @@ class PreactivationSource {
   const TensorView& gate_;
   const TensorView& up_;
   const TensorView& h_;
+  GradientStore stream_;  // of gate and up; null: not past the caches
 };
 
 Status check_output(const char* name, const RaggedRows& x, const PackedWeights& w,

@@ -10,6 +10,8 @@
 #include "gemm/backward_moves.h"
 #include "gemm/backward_reference.h"
 #include "gemm/check_arguments.h"
+#include "gemm/gradient_store.h"
+#include "platform/copy.h"
 
 namespace argosy {
 namespace gemm {
@@ -25,6 +27,8 @@ class DgradSource {
         d_up_(d_up),
         w_(w),
         d_x_(d_x),
+        stream_(is_streamed(options.level, d_x) ? gradient_stores_for(options.level).stream_f32
+                                                : nullptr),
         store_((d_x.dtype == DType::kF32 ? table.store_f32 : table.store_bf16).plain[0]) {}
 
   int64_t operand_blocks() const { return ceil_div(w_.n(), kBlockK); }
@@ -57,16 +61,42 @@ class DgradSource {
     return room;
   }
 
+  // Of bf16: 2 KiB of every source panel, as many as there are blocks. The hardware does not see so many streams, and all of
+  // them at once would be waited for.
+  Prefetch ahead(const Tile& tile, int64_t panel, const Part& blocks, const Share& share) const {
+    if (panel + 1 == tile.panels.first + tile.panels.count) return {};
+    const int64_t block_bytes = kBlockK * kPanelColumns * size_of(w_.dtype());
+    // An address: that of a panel past the last lies past the weights.
+    const auto first = reinterpret_cast<uintptr_t>(w_.panel(tile.group, 0));
+    Prefetch next = part_ahead(first + static_cast<uintptr_t>((panel + 1) * block_bytes),
+                               block_bytes, 1, share);
+    next.from += static_cast<uintptr_t>(blocks.first * w_.panel_bytes());
+    next.stride = w_.panel_bytes();
+    return next;
+  }
+
   void fetch_output(const Tile& tile, int64_t panel, const Part& rows) const {
+    if (stream_ != nullptr) return;
     fetch_rows(output(tile, panel), row_stride_bytes(), rows, d_x_.dtype == DType::kF32 ? 2 : 1);
   }
 
   void store(const Tile& tile, int64_t panel, const float* products) const {
+    if (stream_ != nullptr) {
+      return stream_({.sums = products,
+                      .num_rows = tile.rows.count,
+                      .num_columns = std::min(kPanelColumns, w_.k() - panel * kPanelColumns),
+                      .out = output(tile, panel),
+                      .row_stride_bytes = row_stride_bytes()});
+    }
     store_({.scratch = products,
             .num_rows = tile.rows.count,
             .num_columns = std::min(kPanelColumns, w_.k() - panel * kPanelColumns),
             .out = output(tile, panel),
             .row_stride_bytes = row_stride_bytes()});
+  }
+  bool moves_sums(const Tile&) const { return true; }
+  void finish_tile(const Tile&) const {
+    if (stream_ != nullptr) platform::finish_streaming();
   }
 
  private:
@@ -78,7 +108,6 @@ class DgradSource {
     const int64_t tile = d_up_ == nullptr ? half : block / operand_blocks();
     if (source >= w_.num_panels()) return clear_half(half, to);
     const std::byte* from = w_.panel(group, source);
-    fetch_next(from, panel, tile);
     transpose_weights(moves_, w_.dtype(), from, tile, panel, half, to);
   }
 
@@ -93,21 +122,6 @@ class DgradSource {
     std::memset(to + 2 * kHalfTile + half * kHalfTile, 0, kHalfTile);
   }
 
-  // What the next panel reads at this place; the hardware does not see so many streams.
-  void fetch_next(const std::byte* from, int64_t panel, int64_t tile) const {
-    const bool is_f32 = w_.dtype() == DType::kF32;
-    const int64_t tile_bytes = is_f32 ? 64 : kTileElements * 2;
-    const int64_t step = is_f32 ? kPanelColumns * 4 : 64;
-    const int64_t block_bytes = kBlockK * kPanelColumns * size_of(w_.dtype());
-    // An address: the last panel's may lie past the weights.
-    const auto next = reinterpret_cast<uintptr_t>(from) +
-                      static_cast<uintptr_t>((panel + 1) * block_bytes + tile * tile_bytes);
-    for (int64_t line = 0; line < (is_f32 ? kBlockK : kTileColumns); ++line) {
-      __builtin_prefetch(reinterpret_cast<const void*>(next + static_cast<uintptr_t>(line * step)),
-                         0, 2);
-    }
-  }
-
   std::byte* output(const Tile& tile, int64_t panel) const {
     const int64_t row = d_y_.offsets[static_cast<size_t>(tile.group)] + tile.rows.first;
     return d_x_.row(row) + panel * kPanelColumns * size_of(d_x_.dtype);
@@ -119,6 +133,7 @@ class DgradSource {
   const ConstTensorView* d_up_;
   const PackedWeights& w_;
   const TensorView& d_x_;
+  GradientStore stream_;  // null: not past the caches
   StoreKernel store_;
 };
 

@@ -29,14 +29,19 @@ using GradientStore = void (*)(const GradientStoreArgs& args);
 // By [is fp32][accumulates].
 struct GradientStores {
   GradientStore of[2][2] = {};
-  // fp32, overwritten, past the caches; every row of `out` begins a line of 64 bytes. Null: a level
-  // without.
+  // fp32, overwritten, past the caches; every row of `out` begins a line of 64 bytes. Whoever is told of them is told after
+  // platform::finish_streaming(). With alpha 1 no arithmetic: denormals stay in any floating-point environment. Null: a
+  // level without.
   GradientStore stream_f32 = nullptr;
 };
 const GradientStores& base_gradient_stores();
 const GradientStores& avx2_gradient_stores();
 const GradientStores& avx512_gradient_stores();
 const GradientStores& gradient_stores_for(Level level);
+
+// Whether `out`, to be overwritten, is for `stream_f32`: larger than caches that others need, in whole lines, which past
+// the caches need not be read before they are written.
+bool is_streamed(Level level, const TensorView& out);
 
 // bf16 or fp32.
 inline float load_element(const std::byte* from, DType dtype) {

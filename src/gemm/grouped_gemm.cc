@@ -162,14 +162,8 @@ struct Scratch {
   std::byte* room = nullptr;
 };
 
-// What a block of rows fetches ahead while it goes over a panel.
-struct Prefetch {
-  uintptr_t from = 0;
-  int64_t lines_per_block = 0;
-};
-
-// Few rows: the same panels, some way ahead. Else part `at` of `parts` of the next panel.
-Prefetch prefetch_of(const Work& work, const Tile& tile, int64_t panel, int64_t parts, int64_t at) {
+// Few rows: the same panels, some way ahead. Else a share of the next panel.
+Prefetch prefetch_of(const Work& work, const Tile& tile, int64_t panel, const Share& share) {
   constexpr int64_t kLineBytes = 64;
   const int64_t k_blocks = work.w->padded_k() / kBlockK;
   const int64_t lines = work.w->panel_bytes() / k_blocks / kLineBytes;
@@ -181,9 +175,8 @@ Prefetch prefetch_of(const Work& work, const Tile& tile, int64_t panel, int64_t 
     return {current + static_cast<uintptr_t>(work.heuristics.ahead_bytes), lines};
   }
   if (panel + 1 == tile.panels.first + tile.panels.count) return {};
-  const int64_t lines_per_block = ceil_div(lines, parts);
-  const int64_t done = at * lines_per_block * kLineBytes * k_blocks;
-  return {current + static_cast<uintptr_t>(work.w->panel_bytes() + done), lines_per_block};
+  const int64_t bytes = work.w->panel_bytes();
+  return part_ahead(current + static_cast<uintptr_t>(bytes), bytes, k_blocks, share);
 }
 
 // Where the results of a tile and panel go.
@@ -331,7 +324,7 @@ void multiply_panel(const Work& work, const Tile& tile, const TileRows& rows, in
   CodedPanel coded = coded_panel_of(work, rows, tile.group, panel, decoded);
   for (int64_t at = 0; at < rows.num_blocks; ++at) {
     const Part block = rows.block(at);
-    const Prefetch prefetch = prefetch_of(work, tile, panel, rows.num_blocks, at);
+    const Prefetch prefetch = prefetch_of(work, tile, panel, {at, rows.num_blocks});
     // Lines that the stores would find missing: fetched while the products are computed. Not by few rows: their
     // weights need the miss buffers.
     const bool is_few = rows.count <= work.heuristics.few_rows;

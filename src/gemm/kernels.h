@@ -51,8 +51,30 @@ struct DotArgs {
   // after the other. An address, for it may lie past the weights: a prefetch cannot fault.
   uintptr_t prefetch = 0;
   int64_t prefetch_lines = 0;
+  int64_t prefetch_stride =
+      0;  // bytes from one block's lines to the next's; 0: they follow one another
 };
 using DotKernel = void (*)(const DotArgs& args);
+
+// What a block of rows fetches ahead while it goes over a panel: DotArgs::prefetch and what follows.
+struct Prefetch {
+  uintptr_t from = 0;
+  int64_t lines_per_block = 0;
+  int64_t stride = 0;
+};
+
+// Number `at` of `parts` shares of the `bytes` at `address`, for a call over `k_blocks` blocks of 32 k.
+struct Share {
+  int64_t at = 0;
+  int64_t parts = 1;
+};
+constexpr Prefetch part_ahead(uintptr_t address, int64_t bytes, int64_t k_blocks,
+                              const Share& share) {
+  constexpr int64_t kLineBytes = 64;
+  const int64_t per_line = share.parts * k_blocks * kLineBytes;
+  const int64_t lines = (bytes + per_line - 1) / per_line;
+  return {address + static_cast<uintptr_t>(share.at * lines * kLineBytes * k_blocks), lines};
+}
 
 // 32 k by 32 columns of codes to a block of a bf16 panel, exactly. `block` is 64-byte aligned.
 using DecodeKernel = void (*)(const std::byte* codes, std::byte* block);

@@ -69,7 +69,9 @@ struct Ahead {
   uintptr_t from;
 
   ARGOSY_KERNEL_INLINE static Ahead of(const DotArgs& args, int64_t block) {
-    const uintptr_t from = args.prefetch + static_cast<uintptr_t>(block * args.prefetch_lines * 64);
+    const int64_t stride =
+        args.prefetch_stride != 0 ? args.prefetch_stride : args.prefetch_lines * 64;
+    const uintptr_t from = args.prefetch + static_cast<uintptr_t>(block * stride);
     if constexpr (kLinesPerStep == 0) {
       for (int64_t line = 0; line < args.prefetch_lines; ++line) {
         prefetch_line(from + static_cast<uintptr_t>(line) * 64);

@@ -6,20 +6,10 @@
 #include "base/error.h"
 #include "gemm/backward_driver.h"
 #include "gemm/check_arguments.h"
+#include "platform/copy.h"
 
 namespace argosy::gemm {
-namespace {
-
-// Whole lines of a gradient larger than caches go past them: its lines need not be read first.
-bool streams(Level level, const WeightGradientOptions& gradient, const TensorView& out) {
-  constexpr int64_t kLineFloats = 16, kLeastBytes = int64_t{4} << 20;
-  const bool are_lines = reinterpret_cast<uintptr_t>(out.data) % 64 == 0 &&
-                         out.stride(0) % kLineFloats == 0 && out.stride(1) % kLineFloats == 0;
-  return gradient_stores_for(level).stream_f32 != nullptr && out.dtype == DType::kF32 &&
-         !gradient.accumulate && are_lines && out.num_elements() * 4 >= kLeastBytes;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 Status check_gradient(std::span<const int64_t> offsets, std::span<const int64_t> sizes,
                       int64_t num_rows, const WeightGradientOptions& gradient,
@@ -72,7 +62,7 @@ GradientOutput::GradientOutput(Level level, const WeightGradientOptions& gradien
     : gradient_(gradient),
       sizes_(sizes),
       out_(out),
-      streams_(streams(level, gradient, out)),
+      streams_(!gradient.accumulate && is_streamed(level, out)),
       store_(streams_ ? gradient_stores_for(level).stream_f32
                       : gradient_stores_for(level)
                             .of[out.dtype == DType::kF32 ? 1 : 0][gradient.accumulate ? 1 : 0]) {}
@@ -82,16 +72,23 @@ void GradientOutput::fetch(const Tile& tile, int64_t panel, const Part& rows) co
   fetch_rows(first(tile, panel), row_stride_bytes(), rows, out_.dtype == DType::kF32 ? 2 : 1);
 }
 
-void GradientOutput::store(const Tile& tile, int64_t panel, const float* products) const {
-  const auto group = static_cast<size_t>(tile.group);
+float GradientOutput::alpha_of(int64_t group) const {
+  const auto at = static_cast<size_t>(group);
   // Masking selects: a group without rows has no alpha.
-  const bool has_alpha = !gradient_.alpha.empty() && sizes_[group] > 0;
+  return !gradient_.alpha.empty() && sizes_[at] > 0 ? gradient_.alpha[at] : 1.0f;
+}
+
+void GradientOutput::finish_tile() const {
+  if (streams_) platform::finish_streaming();
+}
+
+void GradientOutput::store(const Tile& tile, int64_t panel, const float* products) const {
   store_({.sums = products,
           .num_rows = tile.rows.count,
           .num_columns = std::min(kPanelColumns, out_.dim(2) - panel * kPanelColumns),
           .out = first(tile, panel),
           .row_stride_bytes = row_stride_bytes(),
-          .alpha = has_alpha ? gradient_.alpha[group] : 1.0f});
+          .alpha = alpha_of(tile.group)});
 }
 
 std::byte* GradientOutput::first(const Tile& tile, int64_t panel) const {

@@ -30,8 +30,12 @@ class GradientOutput {
   // Prefetches where rows of it go.
   void fetch(const Tile& tile, int64_t panel, const Part& rows) const;
   void store(const Tile& tile, int64_t panel, const float* products) const;
+  // See BackwardProduct.
+  bool moves_sums(const Tile& tile) const { return streams_ && alpha_of(tile.group) == 1.0f; }
+  void finish_tile() const;
 
  private:
+  float alpha_of(int64_t group) const;
   std::byte* first(const Tile& tile, int64_t panel) const;
   int64_t row_stride_bytes() const { return out_.stride(1) * size_of(out_.dtype); }
 

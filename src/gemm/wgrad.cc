@@ -58,6 +58,8 @@ class WgradSource {
   void store(const Tile& tile, int64_t panel, const float* products) const {
     output_.store(tile, panel, products);
   }
+  bool moves_sums(const Tile& tile) const { return output_.moves_sums(tile); }
+  void finish_tile(const Tile&) const { output_.finish_tile(); }
 
  private:
   int64_t size_of_group(int64_t group) const { return d_y_.sizes[static_cast<size_t>(group)]; }

@@ -82,6 +82,8 @@ class QuantisedWgradSource {
   void store(const Tile& tile, int64_t panel, const float* products) const {
     output_.store(tile, panel, products);
   }
+  bool moves_sums(const Tile& tile) const { return output_.moves_sums(tile); }
+  void finish_tile(const Tile&) const { output_.finish_tile(); }
 
  private:
   // Blocks of a group of some stored lines as bf16, zeros past the group's end.

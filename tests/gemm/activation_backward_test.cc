@@ -349,6 +349,37 @@ TEST(Preactivation, EqualsThePlainProductsAndTheFusedForward) {
   }
 }
 
+TEST(Preactivation, LargeOutputsGiveTheSameBits) {
+  testing::GemmSpec spec;
+  for (const testing::GemmSpec& one : testing::all_arithmetics()) {
+    if (one.kind == PackedWeights::Kind::kGateUp && one.rows == DType::kBF16) spec = one;
+  }
+  spec.bias = false;
+  spec.n = 521;
+  spec.k = 33;
+  spec.sizes = {1500, 0, 560};
+  spec.gaps = {1, 0, 2};
+  spec.seed = 20261130;
+  spec.values = Values::kSpecial;
+  SCOPED_TRACE(spec.text());
+  const testing::GemmCase gemm(spec);
+  testing::expect_levels_agree([&](Level level, ThreadPool* pool) {
+    TensorView gate, up;
+    const Tensor gates = testing::large_output(gemm.num_rows(), spec.n, &gate);
+    const Tensor ups = testing::large_output(gemm.num_rows(), spec.n, &up);
+    TestMatrix h(spec.rows, gemm.num_rows(), spec.n, 1);
+    const GemmOptions options{
+        .level = level, .dot_order = spec.order, .pool = pool, .activation = spec.activation};
+    const Status status =
+        grouped_gemm_preactivation(options, gemm.ragged(), gemm.weights(), gate, up, h.view());
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    std::vector<std::byte> all(gates.bytes().begin(), gates.bytes().end());
+    all.insert(all.end(), ups.bytes().begin(), ups.bytes().end());
+    all.insert(all.end(), h.bytes().begin(), h.bytes().end());
+    return all;
+  });
+}
+
 TEST(ActivationBackward, RefusesWhatDoesNotFit) {
   std::mt19937 rng(9);
   RowsCase one(rng, ActivationKind::kSwiGlu, Values::kOrdinary);

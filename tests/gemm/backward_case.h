@@ -211,4 +211,26 @@ void expect_all_levels(const Case& one, ThreadPool* pool) {
   }
 }
 
+// [rows, columns] of fp32 larger than 4 MiB, whose rows begin lines and may end in a part of one: what is stored past the
+// caches. Dirty to begin with.
+inline Tensor large_output(int64_t rows, int64_t columns, TensorView* out) {
+  Tensor tensor = Tensor::zeros(DType::kF32, {rows, (columns + 15) / 16 * 16}).value();
+  std::memset(tensor.view().data, 0xA5, static_cast<size_t>(tensor.num_bytes()));
+  *out = tensor.view();
+  out->shape[1] = columns;
+  EXPECT_GE(rows * columns * 4, int64_t{4} << 20);
+  return tensor;
+}
+
+// run(level, pool) gives the bytes that level reference gives.
+template <typename Run>
+void expect_levels_agree(const Run& run) {
+  const auto pool = pool_of(2);
+  const auto want = run(Level::kReference, nullptr);
+  for (const Level level : usable_levels()) {
+    ASSERT_TRUE(run(level, nullptr) == want) << argosy::name_of(level);
+    ASSERT_TRUE(run(level, pool.get()) == want) << argosy::name_of(level) << " with threads";
+  }
+}
+
 }  // namespace argosy::testing

@@ -132,6 +132,25 @@ TEST(Dgrad, ChunksContinueOneChain) {
   }
 }
 
+TEST(Dgrad, LargeGradientsGiveTheSameBits) {
+  constexpr uint32_t kSeed = 20261130;
+  SCOPED_TRACE("seed " + std::to_string(kSeed));
+  std::mt19937 rng(kSeed);
+  for (const bool gate_up : {false, true}) {
+    const Case one(rng, kArithmetics[0], gate_up, Values::kSpecial, 5, 1041, {0, 700, 330});
+    testing::expect_levels_agree([&](Level level, ThreadPool* pool) {
+      TensorView d_x;
+      const Tensor all = testing::large_output(one.groups.num_rows, one.k, &d_x);
+      const GemmOptions options{.level = level, .dot_order = one.arithmetic.order, .pool = pool};
+      const Status status =
+          gate_up ? grouped_dgrad(options, one.ragged(), one.d_up.view(), one.packed, d_x)
+                  : grouped_dgrad(options, one.ragged(), one.packed, d_x);
+      EXPECT_TRUE(status.ok()) << status.to_string();
+      return std::vector<std::byte>(all.bytes().begin(), all.bytes().end());
+    });
+  }
+}
+
 // The order does not depend on how many rows there are, nor on the layout: exact integers, by hand.
 TEST(Dgrad, ByHand) {
   const std::vector<float> gate = {1, 2, 3, 4}, up = {5, 6, 7, 8};  // [2, 2]
