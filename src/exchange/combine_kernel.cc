@@ -1,11 +1,13 @@
 // Which combine kernel runs. See combine_kernel.h.
 #include "exchange/combine_kernel.h"
 
+#include "platform/cpu_detect.h"
+
 namespace argosy {
 namespace {
 
 constexpr const CombineKernel* kKernels[] = {&kCombineKernelBase, &kCombineKernelFma,
-                                             &kCombineKernelAvx512};
+                                             &kCombineKernelHalfWidth, &kCombineKernelAvx512};
 
 const CombineKernel& choose() {
   const Result<const CpuInfo*> cpu = cpu_info();
@@ -13,7 +15,8 @@ const CombineKernel& choose() {
   for (const CombineKernel* kernel : kKernels) {
     if (cpu.has_value() && (*cpu)->has(kernel->level)) best = kernel;
   }
-  return *best;
+  const bool is_half_width = cpu.has_value() && platform::has_half_width_avx512(**cpu);
+  return is_half_width && best == &kCombineKernelAvx512 ? kCombineKernelHalfWidth : *best;
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // One token's weighted sum over its expert rows, contract 3.5: every column from start to rounding in
 // registers, each row read once.
 //
-// Three builds, picked at run time; the bits are the same. Denormals are kept: the caller sets the
+// Builds for three levels, the last of them in two ways, picked at run time; the bits are the same. Denormals are kept: the caller sets the
 // floating-point environment. Floor: docs/perf/exchange.md. Test: tests/exchange/combine_kernel_test.cc.
 #pragma once
 
@@ -39,6 +39,7 @@ struct CombineKernel {
 
 extern const CombineKernel kCombineKernelBase;
 extern const CombineKernel kCombineKernelFma;
+extern const CombineKernel kCombineKernelHalfWidth;  // AVX-512 on platform::has_half_width_avx512()
 extern const CombineKernel kCombineKernelAvx512;
 
 // All of them, rising by level.

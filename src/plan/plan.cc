@@ -128,9 +128,21 @@ Status check_capacity(const DispatchPlan& plan, int64_t max_receive_rows) {
   return {};
 }
 
+// [num_experts], the calling thread's: an owner asked for once per (token, k) costs some divisions.
+std::span<const int32_t> owners_of(const Placement& placement) {
+  thread_local std::vector<int32_t> owners;
+  owners.resize(static_cast<size_t>(placement.num_experts));
+  for (int rank = 0; rank < placement.num_ranks; ++rank) {
+    std::fill(owners.begin() + placement.begin(rank), owners.begin() + placement.begin(rank + 1),
+              rank);
+  }
+  return owners;
+}
+
 // Gives every (token, k) its destination. Tokens rise, so rows of one expert lie in token order.
 Status assign_slots(const Routing& routing, const Placement& placement, DispatchPlan* plan) {
   const auto total = routing.topk_idx.size();
+  const std::span<const int32_t> owners = owners_of(placement);
   plan->topk_idx.assign(routing.topk_idx.begin(), routing.topk_idx.end());
   plan->dest_rank.assign(total, -1);
   plan->dest_slot.assign(total, -1);
@@ -149,8 +161,8 @@ Status assign_slots(const Routing& routing, const Placement& placement, Dispatch
                          k, expert);
         }
       }
-      plan->dest_rank[at] = placement.owner(expert);
       const auto to = static_cast<size_t>(expert);
+      plan->dest_rank[at] = owners[to];
       plan->dest_slot[at] = plan->send_slots[to] + plan->send_rows[to]++;
     }
   }
@@ -180,7 +192,8 @@ void count_leaving(DispatchPlan* plan) {
       bool sent = false;
       for (size_t before = row; before < k && !sent; ++before) {
         sent = plan->dest_rank[before] == plan->dest_rank[k] &&
-               plan->dest_slot[before] / plan->round_rows == plan->dest_slot[k] / plan->round_rows;
+               (plan->num_rounds == 1 || plan->dest_slot[before] / plan->round_rows ==
+                                             plan->dest_slot[k] / plan->round_rows);
       }
       if (!sent) ++plan->rows_leaving_dedup;
     }

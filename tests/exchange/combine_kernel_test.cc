@@ -178,7 +178,9 @@ TEST_P(CombineKernelTest, SumsInFp32AndRoundsOnce) {
 INSTANTIATE_TEST_SUITE_P(Levels, CombineKernelTest,
                          ::testing::ValuesIn(combine_kernels().begin(), combine_kernels().end()),
                          [](const auto& kernel) {
-                           return std::string(name_of(kernel.param->level));
+                           const bool is_half = kernel.param == &kCombineKernelHalfWidth;
+                           return std::string(name_of(kernel.param->level)) +
+                                  (is_half ? "_half_width" : "");
                          });
 
 }  // namespace
