@@ -51,9 +51,13 @@ class Dequantiser {
     const int64_t block_col = task.cols->first_block + at / info_.block_cols;
     const float tensor =
         info_.has_tensor_scale ? in_.tensor_scales.as<float>()[task.group()] : 1.0f;
-    const int64_t bad = load_scales(
-        kernel_, info_, tensor, in_.scales.row(block_row) + block_col * size_of(info_.scale_dtype),
-        num_blocks, options_.on_nan_scale == OnNonFinite::kError, factors);
+    const std::byte* const scales =
+        in_.scales.row(block_row) + block_col * size_of(info_.scale_dtype);
+    // A chunk waits for its scales before it asks for anything else.
+    constexpr int64_t kScalesAhead = 512;
+    __builtin_prefetch(scales + kScalesAhead);
+    const int64_t bad = load_scales(kernel_, info_, tensor, scales, num_blocks,
+                                    options_.on_nan_scale == OnNonFinite::kError, factors);
     if (bad >= 0) lower_to(&first_bad_, block_row * in_.scales.dim(1) + block_col + bad);
     if (values_ == nullptr) return;
     const int64_t col = task.cols->begin + at;

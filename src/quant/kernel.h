@@ -52,8 +52,9 @@ struct EncodeArgs {
   ElementFormat element = ElementFormat::kE4M3;  // or kE2M1
   bool nan_overflow = false;
   bool stream = false;  // past the caches where whole lines can be
-  // The n values after these are asked for early: the cast is arithmetic only, and the memory would rest.
-  bool fetch_next = false;
+  // So many bytes after each line another is asked for: the cast is arithmetic only, and the memory would rest. A chunk's, so that
+  // what follows a shorter one at a row's end is not left out. 0: none.
+  int64_t ahead = 0;
   uint8_t* codes = nullptr;
 };
 

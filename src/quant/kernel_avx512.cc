@@ -170,7 +170,7 @@ void encode_block_bf16(const EncodeArgs& args, int64_t first, int64_t b, bool st
   const auto* const x = reinterpret_cast<const uint16_t*>(args.x) + first;
   uint8_t* const codes = args.codes + first;
   const float scale = args.scales[b];
-  const int64_t ahead = args.fetch_next ? args.n * 2 : 0;
+  const int64_t ahead = args.ahead;
   if (by_shift(args, b)) {
     const PowerOfTwo rule(scale_field(args, b), args.nan_overflow);
     return encode_whole(rule, x, args.block, scale, args.reciprocal, stream, ahead, codes);
@@ -190,8 +190,8 @@ inline __m512i encode_pair(const EncodeArgs& args, int64_t first, int64_t b) {
     const PowerOfTwo rule(scale_field(args, block), args.nan_overflow);
     return finish(rule, _mm512_loadu_si512(x + (block - b) * kLanes), args.scales[block], true);
   };
-  fetch(x, args.fetch_next ? args.n * 2 : 0);
-  fetch(x + kLanes, args.fetch_next ? args.n * 2 : 0);
+  fetch(x, args.ahead);
+  fetch(x + kLanes, args.ahead);
   return pack_codes(one(b), one(b + 1));
 }
 
@@ -440,7 +440,7 @@ void encode_block_f32(const EncodeArgs& args, int64_t first, float scale, bool s
                         _mm512_set1_ps(args.reciprocal ? scale : 1.0f / scale), args.reciprocal};
   const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
   int64_t i = 0;
-  const int64_t ahead = args.fetch_next ? args.n * 4 : 0;
+  const int64_t ahead = args.ahead;
   for (; i + 64 <= args.block; i += 64) {
     for (int64_t line = 0; line < 64; line += 16) fetch(x + i + line, ahead);
     const __m512i low =

@@ -82,11 +82,11 @@ struct Lines {
   bool stream;
   int64_t ahead;  // bytes to what is fetched early; 0: the same line, which is there already
 
-  Lines(const EncodeArgs& args, int64_t element_bytes)
+  explicit Lines(const EncodeArgs& args)
       : most(bytes_of(args.nan_overflow ? kE4M3Bits.overflow_code : kE4M3Bits.max_code)),
         reciprocal(args.reciprocal),
         stream(args.stream && (reinterpret_cast<uintptr_t>(args.codes) & kLineMask) == 0),
-        ahead(args.fetch_next ? args.n * element_bytes : 0) {}
+        ahead(args.ahead) {}
 
   void store(__m512i code, uint8_t* codes) const {
     if (stream) {
@@ -288,7 +288,7 @@ void encode_bf16(const EncodeArgs& args) {
   if (args.element != ElementFormat::kE4M3 || (args.block % kLine != 0 && !is_short)) {
     return kKernelAvx512.encode_bf16(args);
   }
-  const Lines lines(args, sizeof(uint16_t));
+  const Lines lines(args);
   const int64_t whole = args.n / args.block;
   is_short ? encode_short(args, lines, whole) : encode_long(args, lines, whole);
   const int64_t done = whole * args.block;
@@ -323,9 +323,7 @@ struct F32Lines : Lines {
   __m512i top = _mm512_set1_epi8(static_cast<char>(127 + 8));
 
   explicit F32Lines(const EncodeArgs& all)
-      : Lines(all, sizeof(float)),
-        args(all),
-        table(all.reciprocal ? shift_table() : half_up_table()) {
+      : Lines(all), args(all), table(all.reciprocal ? shift_table() : half_up_table()) {
     alignas(64) uint16_t at[kLine / 2];
     for (int i = 0; i < kLine / 2; ++i) at[i] = static_cast<uint16_t>(2 * i + 1);
     odd_words = _mm512_load_si512(at);
@@ -335,7 +333,7 @@ struct F32Lines : Lines {
   __attribute__((noinline)) void encode_exactly(int64_t first, int64_t size) const {
     EncodeArgs part = part_of(args, first, size, sizeof(float));
     if (size < part.block) part.block = size;
-    part.fetch_next = false;
+    part.ahead = 0;
     kKernelAvx512.encode_f32(part);
   }
 

@@ -77,11 +77,16 @@ Result<PayloadLayout> payload_layout(DType dtype, BlockFormat format, int64_t hi
 quant::PayloadEncoder::PayloadEncoder(const PayloadLayout& layout)
     : layout_(layout), kernel_(best_kernel()), rule_(rule_of(layout.format, {})) {}
 
+// Values and codes of it stay in L1.
+constexpr int64_t kMaxRowChunk = 4 * kChunkCols;
+
 void quant::PayloadEncoder::encode(const std::byte* row, std::byte* out) const {
   uint32_t amax[kMaxChunkBlocks];
   float factors[kMaxChunkBlocks];
-  for (int64_t at = 0; at < layout_.hidden; at += kChunkCols) {
-    const int64_t n = std::min(kChunkCols, layout_.hidden - at);
+  // As much at a time as there is room for: a chunk's cast waits for its largest magnitudes.
+  const int64_t chunk = std::min(kMaxRowChunk, kMaxChunkBlocks * rule_.info.block_cols);
+  for (int64_t at = 0; at < layout_.hidden; at += chunk) {
+    const int64_t n = std::min(chunk, layout_.hidden - at);
     const std::byte* const x = row + at * size_of(layout_.dtype);
     const int64_t num_blocks = ceil_div(n, rule_.info.block_cols);
     kernel_.amax_bf16({x, n, rule_.info.block_cols, amax});
@@ -96,7 +101,7 @@ void quant::PayloadEncoder::encode(const std::byte* row, std::byte* out) const {
     args.reciprocal = rule_.info.scale_dtype == DType::kE8M0;
     args.amax = args.reciprocal ? nullptr : amax;
     args.element = rule_.info.element;
-    args.fetch_next = true;  // of this row, or the next token's
+    args.ahead = n * size_of(layout_.dtype);  // of this row, or the next token's
     args.codes = reinterpret_cast<uint8_t*>(out + at);
     kernel_.encode_bf16(args);
   }

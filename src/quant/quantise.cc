@@ -61,11 +61,14 @@ class Quantiser {
   };
 
   int64_t element_bytes() const { return size_of(values_.dtype); }
+  int64_t chunk_cols() const {
+    return rule_.info.block_rows == 1 && bf16_ ? kChunkCols : kChunkCols / 2;
+  }
 
   void do_task(const Task& task, bool amax_only) {
     if (transposed_) return do_gathered(task, amax_only);
     const int64_t block_rows = rule_.info.block_rows;
-    const int64_t chunk = block_rows == 1 && bf16_ ? kChunkCols : kChunkCols / 2;
+    const int64_t chunk = chunk_cols();
     for (int64_t row = task.row; row < task.row + task.num_rows; row += block_rows) {
       const int64_t num_rows = std::min(block_rows, task.row + task.num_rows - row);
       for (int64_t at = 0; at < task.cols->size; at += chunk) {
@@ -145,7 +148,7 @@ class Quantiser {
     args.nan_overflow = options_.overflow == Overflow::kNaN;
     args.stream = stream_;
     // A gathered tile, or one of many rows, is in the caches as a whole.
-    args.fetch_next = !transposed_ && rule_.info.block_rows == 1;
+    if (!transposed_ && rule_.info.block_rows == 1) args.ahead = chunk_cols() * element_bytes();
     const int64_t per_byte = rule_.info.element == ElementFormat::kE2M1 ? 2 : 1;
     for (int64_t r = 0; r < tile.num_rows; ++r) {
       args.x = tile.data + r * tile.row_bytes;

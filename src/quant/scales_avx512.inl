@@ -63,6 +63,14 @@ int64_t amax_together_bf16(const uint16_t* x, int64_t num_blocks, uint32_t* amax
     for (int64_t i = 0; i < kTogether; ++i) take(i, x + (b + i) * kVectors * kLanes);
     _mm512_storeu_si512(amax + b, words());
   }
+  if (b == num_blocks) return b;
+  if (b > 0) {
+    // The last sixteen, some of them again.
+    b = num_blocks - kTogether;
+    for (int64_t i = 0; i < kTogether; ++i) take(i, x + (b + i) * kVectors * kLanes);
+    _mm512_storeu_si512(amax + b, words());
+    return num_blocks;
+  }
   if (num_blocks - b <= kFew) return b;
   for (int64_t i = 0; i < kTogether; ++i) {
     largest[i] = _mm512_setzero_si512();
