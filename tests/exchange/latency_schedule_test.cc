@@ -75,6 +75,12 @@ TEST(LatencySchedules, RandomOrders) {
   expect_all_end_well({.num_ranks = 3, .num_in_flight = 1, .num_calls = 4}, 1000);
 }
 
+// C107: several payloads are on their way between the same two ranks and overtake each other; a flag promises those before it
+// and no others. Every byte is checked; faults planted below show that a broken promise is seen.
+TEST(LatencySchedules, PayloadsOvertakeEachOther) {
+  expect_all_end_well({.num_ranks = 2, .num_in_flight = 5, .num_calls = 8}, 1000);
+}
+
 // The same seed is the same schedule, whatever ran before.
 TEST(LatencySchedules, SeedReproducesAFailure) {
   const ScheduleRules rules{.fault = PlantedFault::kSlotAfterFlag};

@@ -182,6 +182,26 @@ TEST(Latency, LateAndReorderedMessagesChangeNothing) {
   }
 }
 
+// C108: three threads of a rank post to the same peers; every row comes once.
+TEST(Latency, ThreadsOfARankPostTogether) {
+  const std::vector<RoutingCase> cases = routing_cases(3, 7, 2, 11);
+  run_group(
+      3,
+      [&](Group& group) {
+        const std::unique_ptr<LatencyExchange> exchange =
+            make(group, options_for(7, 2, ReturnPath::kPush));
+        ASSERT_NE(exchange, nullptr);
+        for (int round = 0; round < 20; ++round) {
+          for (const RoutingCase& one : cases) {
+            SCOPED_TRACE(one.name);
+            ASSERT_NO_FATAL_FAILURE(run_call(*exchange, one, group.rank()));
+          }
+        }
+        ASSERT_TRUE(group.barrier().ok());
+      },
+      [](GroupOptions& options) { options.threads_per_rank = 3; });
+}
+
 // Two micro-batches and more overlap: all are dispatched before the experts of the first run.
 TEST(Latency, SeveralInFlight) {
   const std::vector<RoutingCase> cases = routing_cases(3, 4, 2, 8);

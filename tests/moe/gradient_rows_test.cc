@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -107,6 +108,41 @@ class GradientRows : public ::testing::TestWithParam<int> {
     }
   }
 };
+
+// C246: rows of K experts, weighed and summed: against fp64 the error is one bf16 rounding whatever K is.
+TEST_P(GradientRows, ErrorDoesNotGrowWithK) {
+  const platform::ScopedFloatEnv env(platform::Denormals::kKeep);
+  std::mt19937_64 random(7);
+  constexpr int64_t kN = 512;
+  constexpr double kHalfUlp = 1.0 / 256;  // of bf16, of a number next above a power of two
+  for (const int64_t k : {1, 2, 8}) {
+    std::vector<Row> rows;
+    std::vector<const std::byte*> addresses;
+    for (int64_t i = 0; i < k; ++i) rows.emplace_back(DType::kBF16, draw(random, kN, false));
+    for (Row& row : rows) addresses.push_back(row.data());
+    Row out(DType::kBF16, draw(random, kN, false));
+    SumRowsArgs args;
+    args.rows = addresses.data();
+    args.num_rows = k;
+    args.n = kN;
+    args.out = out.data();
+    build().of(DType::kBF16).sum(args);
+    const std::vector<uint32_t> stored = out.stored();
+    for (int64_t i = 0; i < kN; ++i) {
+      double exact = 0, largest = 0;
+      for (const Row& row : rows) {
+        exact += static_cast<double>(row[i]);
+        largest = std::max(largest, std::fabs(static_cast<double>(row[i])));
+      }
+      const auto got =
+          static_cast<double>(std::bit_cast<float>(stored[static_cast<size_t>(i)] << 16));
+      // fp32 additions beside it: K of the largest.
+      EXPECT_LE(std::fabs(got - exact),
+                std::fabs(exact) * kHalfUlp + static_cast<double>(k) * largest * 0x1p-24)
+          << "K " << k << " column " << i;
+    }
+  }
+}
 
 TEST_P(GradientRows, ScaleRoundsOnce) {
   std::mt19937_64 random(1);
