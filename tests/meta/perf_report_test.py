@@ -71,6 +71,16 @@ class PerfReportTest(unittest.TestCase):
         self.assertIn("| avx512_bf16 | Some CPU | 2 | 232 | 30.0 / 30.0 | 11.0 / 11.0 | 20.0 / 20.0 |",
                       self.page("README.md"))
 
+    def test_cores_of_a_kind_stand_one_after_the_other(self):
+        self.keep("avx512_bf16_zen5", kept())
+        self.keep("avx512_bf16_zen4", kept() | {"level": "avx512"})
+        self.assertEqual(run("--render", "--docs", self.docs)[0], 0)
+        lines = [line for line in self.page("gemm.md").split("\n") if "rows 256" in line and "zen" in line]
+        self.assertEqual([line.split(" | ")[0] for line in lines],
+                         ["| avx512_bf16_zen4 (avx512)", "| avx512_bf16_zen5 (avx512_bf16)"])
+        self.assertNotIn("| avx512_bf16 | unmeasured", self.page("gemm.md"))
+        self.assertIn("avx512_bf16_zen5", self.page("roofline.svg"))
+
     def test_kinds_without_results_are_unmeasured(self):
         run("--render", "--docs", self.docs)
         for kind in ("amx", "avx512_bf16", "fma"):
