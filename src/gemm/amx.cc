@@ -106,8 +106,8 @@ ARGOSY_KERNEL_INLINE void zero_sums() {
 template <bool kLower>
 ARGOSY_KERNEL_INLINE void multiply_block(const std::byte* rows, int64_t stride,
                                          const std::byte* w) {
-  _tile_loadd(6, w, kRowBytes);
-  _tile_loadd(7, w + kTileElements * 2, kRowBytes);
+  _tile_loadd(6, w, kPairStride);
+  _tile_loadd(7, w + kTileStride, kPairStride);
   _tile_stream_loadd(4, rows, stride);
   _tile_dpbf16ps(0, 4, 6);
   _tile_dpbf16ps(1, 4, 7);

@@ -15,6 +15,7 @@
 
 #include "argosy/bfloat16.h"
 #include "gemm/code_tables.h"
+#include "gemm/heuristics.h"
 #include "gemm/kernels.h"
 #include "gemm/packed_layout.h"
 #include "numeric/dot.h"
@@ -48,34 +49,29 @@ ARGOSY_KERNEL_INLINE __m512 add_products(__m512 acc, const float* row, __m512bh 
 
 // What suits the kernels of few rows, whose weights come from memory. Measured: docs/perf/gemm.md.
 //
-// Zen 4: a load, or a VDPBF16PS, of 512 bits a cycle, so that from 5 rows on a broadcast must serve both tiles.
+// Zen 4: a load, or a VDPBF16PS, of 512 bits a cycle, so that a broadcast must serve both vectors of columns. Measured before the
+// tiles of a panel lay beside each other.
 struct HalfWidthCore {
   static constexpr int kNearRows = 6;
-  static constexpr bool is_tile_by_tile(int rows, bool) { return rows <= 5; }
   // 2 for 5 to 12 rows 22 -> 27 GB/s at 6 rows, but 4 for 8 (23.5 -> 25).
   static constexpr int stream_unroll(int rows) { return rows == 8 ? 4 : 2; }
-  static constexpr bool keeps_order(int rows) { return rows <= 2; }
   // Four rows from memory 92 -> 98 % of its rate; five to twelve are 5 to 30 % slower so.
   static constexpr bool broadcasts_in_loads(int rows, bool) { return rows == 4; }
 };
 
-// Zen 5: two of each. Lines in the order of memory, each with the prefetch of one: 58 -> 96 % of the read rate at 3 rows.
+// Zen 5: two of each.
 struct FullWidthCore {
   static constexpr int kNearRows = 0;
-  // Weights from a cache: 79 -> 98 % of the peak at 8 rows, both tiles at once.
-  static constexpr bool is_tile_by_tile(int rows, bool streams) { return streams && rows <= 8; }
-  static constexpr int stream_unroll(int rows) { return rows <= 8 ? 4 : 2; }
-  static constexpr bool keeps_order(int) { return false; }
-  static constexpr bool broadcasts_in_loads(int rows, bool streams) {
-    return is_tile_by_tile(rows, streams);
-  }
+  static constexpr int stream_unroll(int rows) { return rows <= 2 ? 2 : 4; }
+  // From a cache they are slower so.
+  static constexpr bool broadcasts_in_loads(int rows, bool streams) { return streams && rows <= 8; }
 };
 
 template <typename Core, bool kStreams, int kRows, int kVectors>
 struct NativeStep {
   // Measured on Zen 4: all 16 for 6 to 11 rows 198..211 -> 222..228 GF/s from cache.
   static constexpr int kUnroll = 16, kStreamUnroll = Core::stream_unroll(kRows);
-  static constexpr bool kKeepsOrder = Core::keeps_order(kRows);
+  static constexpr bool kKeepsOrder = kRows <= 2;
   static constexpr bool kBroadcastsInLoads = Core::broadcasts_in_loads(kRows, kStreams);
   const BlockArgs& at;
   Vec::F (&acc)[kRows][kVectors];
@@ -84,7 +80,7 @@ struct NativeStep {
   ARGOSY_KERNEL_INLINE void run(int pair) const {
     __m512bh columns[kCount];
     for (int c = 0; c < kCount; ++c) {
-      const std::byte* from = at.w + int64_t{pair} * 64 + bf16_vector_offset(kFirst + c);
+      const std::byte* from = at.w + pair * kPairStride + bf16_vector_offset(kFirst + c);
       columns[c] = (__m512bh)_mm512_load_si512(from);
     }
     for (int r = 0; r < kRows; ++r) {
@@ -114,7 +110,7 @@ struct NativeOrder {
   ARGOSY_KERNEL_INLINE static void block(const BlockArgs& at, const Ahead& ahead,
                                          Vec::F (&acc)[kRows][kVectors]) {
     const NativeStep<Core, Ahead::kStreams, kRows, kVectors> step{at, acc};
-    for_each_pair<Core::is_tile_by_tile(kRows, Ahead::kStreams), kVectors>(step, ahead);
+    for_each_pair<kVectors>(step, ahead);
   }
 };
 

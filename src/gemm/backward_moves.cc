@@ -9,8 +9,6 @@
 namespace argosy::gemm {
 namespace {
 
-constexpr int64_t kTileBytes = kTileElements * 2;
-
 void transpose(const std::byte* from, int64_t from_stride, std::byte* to, int64_t to_stride) {
   for (int64_t i = 0; i < kTileColumns; ++i) {
     for (int64_t j = 0; j < kTileColumns; ++j) {
@@ -22,8 +20,8 @@ void transpose(const std::byte* from, int64_t from_stride, std::byte* to, int64_
 void interleave(const std::byte* from, int64_t from_stride, int64_t num_pairs, std::byte* to) {
   for (int64_t row = 0; row < 2 * num_pairs; ++row) {
     for (int64_t c = 0; c < kPanelColumns; ++c) {
-      std::byte* tile = to + c / kTileColumns * kTileBytes;
-      std::memcpy(tile + row / 2 * 64 + c % kTileColumns * 4 + row % 2 * 2,
+      std::byte* tile = to + c / kTileColumns * kTileStride;
+      std::memcpy(tile + row / 2 * kPairStride + c % kTileColumns * 4 + row % 2 * 2,
                   from + row * from_stride + c * 2, 2);
     }
   }
@@ -32,9 +30,9 @@ void interleave(const std::byte* from, int64_t from_stride, int64_t num_pairs, s
 void turn_pairs(const std::byte* from, std::byte* to) {
   for (int64_t n = 0; n < kTileColumns; ++n) {
     for (int64_t k = 0; k < kBlockK; ++k) {
-      std::byte* tile = to + k / kTileColumns * kTileBytes;
-      std::memcpy(tile + n / 2 * 64 + k % kTileColumns * 4 + n % 2 * 2,
-                  from + k / 2 * 64 + n * 4 + k % 2 * 2, 2);
+      std::byte* tile = to + k / kTileColumns * kTileStride;
+      std::memcpy(tile + n / 2 * kPairStride + k % kTileColumns * 4 + n % 2 * 2,
+                  from + k / 2 * kPairStride + n * 4 + k % 2 * 2, 2);
     }
   }
 }
@@ -97,7 +95,8 @@ void transpose_weights(const MoveKernels& moves, DType dtype, const std::byte* p
     }
     return;
   }
-  moves.turn_pairs(panel + (k_block * 2 + tile) * kTileBytes, to_block + half * (kTileBytes / 2));
+  moves.turn_pairs(panel + k_block * kDecodedBlockBytes + tile * kTileStride,
+                   to_block + half * (kDecodedBlockBytes / 2));
 }
 
 void pack_rows(const MoveKernels& moves, DType dtype, const MatrixBlock& from,
@@ -118,10 +117,11 @@ void transpose_rows(const MoveKernels& moves, DType dtype, const MatrixBlock& fr
   if (dtype == DType::kF32) {
     return transpose_block(moves, whole.first(), whole.stride_bytes(), to, to_stride);
   }
-  alignas(64) std::byte pairs[2 * kTileBytes];  // two tiles of [16 pairs of rows][16 columns]
+  alignas(64) std::byte pairs[kDecodedBlockBytes];  // [16 pairs of rows][2 tiles of 16 columns]
   moves.interleave(whole.first(), whole.stride_bytes(), kBlockK / 2, pairs);
   for (int64_t tile = 0; tile < 2; ++tile) {
-    moves.transpose(pairs + tile * kTileBytes, 64, to + tile * kTileColumns * to_stride, to_stride);
+    moves.transpose(pairs + tile * kTileStride, kPairStride, to + tile * kTileColumns * to_stride,
+                    to_stride);
   }
 }
 

@@ -16,11 +16,11 @@ namespace argosy::gemm {
 struct MoveKernels {
   // 16 by 16 words of 32 bits: to[j][i] = from[i][j].
   void (*transpose)(const std::byte* from, int64_t from_stride, std::byte* to, int64_t to_stride);
-  // 2 * num_pairs rows of 32 bf16 to pairs of rows, two tiles of 16 columns: line i of a tile is
-  // rows 2 i and 2 i + 1, interleaved; the tiles lie 1 KiB apart.
+  // 2 * num_pairs rows of 32 bf16 to pairs of rows, a block of a panel: line i of each of two tiles of 16 columns is
+  // rows 2 i and 2 i + 1, interleaved.
   void (*interleave)(const std::byte* from, int64_t from_stride, int64_t num_pairs, std::byte* to);
-  // A tile of packed bf16 weights, 16 lines of 16 columns n by a pair of k, to pairs of n: line i of each of two tiles 1 KiB
-  // apart is columns 2 i and 2 i + 1 by 16 k. `from` is aligned as `to` is.
+  // A tile of packed bf16 weights, 16 lines of 16 columns n by a pair of k, to pairs of n: line i of each of two tiles
+  // is columns 2 i and 2 i + 1 by 16 k. `from` is aligned as `to` is.
   void (*turn_pairs)(const std::byte* from, std::byte* to);
 };
 const MoveKernels& base_moves();

@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "gemm/backward_moves.h"
+#include "gemm/packed_layout.h"
 
 namespace argosy::gemm {
 namespace {
@@ -57,7 +58,7 @@ ARGOSY_KERNEL_TARGET void interleave(const std::byte* from, int64_t from_stride,
       const __m256i even = load(pair), odd = load(pair + from_stride);
       const __m256i low = _mm256_unpacklo_epi16(even, odd);
       const __m256i high = _mm256_unpackhi_epi16(even, odd);
-      std::byte* line = to + tile * 1024 + i * 64;
+      std::byte* line = to + tile * kTileStride + i * kPairStride;
       store(line, _mm256_permute2x128_si256(low, high, 0x20));
       store(line + 32, _mm256_permute2x128_si256(low, high, 0x31));
     }
@@ -66,7 +67,7 @@ ARGOSY_KERNEL_TARGET void interleave(const std::byte* from, int64_t from_stride,
 
 ARGOSY_KERNEL_TARGET void turn_pairs(const std::byte* from, std::byte* to) {
   alignas(64) std::byte rows[16 * 64];  // [16 n][32 k]
-  transpose(from, 64, rows, 64);
+  transpose(from, kPairStride, rows, 64);
   interleave(rows, 64, 8, to);
 }
 

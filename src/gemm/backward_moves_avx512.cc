@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include "gemm/backward_moves.h"
+#include "gemm/packed_layout.h"
 
 namespace argosy::gemm {
 namespace {
@@ -53,8 +54,9 @@ ARGOSY_KERNEL_TARGET void interleave(const std::byte* from, int64_t from_stride,
   for (int64_t i = 0; i < num_pairs; ++i) {
     const __m512i even = _mm512_loadu_si512(from + 2 * i * from_stride);
     const __m512i odd = _mm512_loadu_si512(from + (2 * i + 1) * from_stride);
-    _mm512_store_si512(to + i * 64, _mm512_permutex2var_epi16(even, low, odd));
-    _mm512_store_si512(to + 1024 + i * 64, _mm512_permutex2var_epi16(even, high, odd));
+    _mm512_store_si512(to + i * kPairStride, _mm512_permutex2var_epi16(even, low, odd));
+    _mm512_store_si512(to + i * kPairStride + kTileStride,
+                       _mm512_permutex2var_epi16(even, high, odd));
   }
 }
 
@@ -79,14 +81,14 @@ ARGOSY_KERNEL_TARGET void turn_pairs(const std::byte* from, std::byte* to) {
   for (int tile = 0; tile < 2; ++tile) {
     __m512i even[4], odd[4];  // 64-bit words 0, 2, 4, 6 and 1, 3, 5, 7 of two lines
     for (int i = 0; i < 4; ++i) {
-      const std::byte* lines = from + tile * 512 + i * 128;
+      const std::byte* lines = from + (tile * 8 + i * 2) * kPairStride;
       const __m512i first = _mm512_shuffle_epi8(_mm512_load_si512(lines), order);
-      const __m512i second = _mm512_shuffle_epi8(_mm512_load_si512(lines + 64), order);
+      const __m512i second = _mm512_shuffle_epi8(_mm512_load_si512(lines + kPairStride), order);
       even[i] = _mm512_unpacklo_epi64(first, second);
       odd[i] = _mm512_unpackhi_epi64(first, second);
     }
-    store_quarters(even, to + tile * 1024, 128);
-    store_quarters(odd, to + tile * 1024 + 64, 128);
+    store_quarters(even, to + tile * kTileStride, 2 * kPairStride);
+    store_quarters(odd, to + tile * kTileStride + kPairStride, 2 * kPairStride);
   }
 }
 

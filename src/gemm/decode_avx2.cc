@@ -11,7 +11,6 @@ namespace {
 #define ARGOSY_KERNEL_TARGET __attribute__((target("avx2")))
 #define ARGOSY_KERNEL_INLINE ARGOSY_KERNEL_TARGET __attribute__((always_inline)) inline
 
-constexpr int64_t kTileBytes = kTileElements * 2;
 constexpr int64_t kPairBytes = 64;
 
 ARGOSY_KERNEL_INLINE __m256i splat(uint8_t byte) {
@@ -31,7 +30,7 @@ alignas(16) constexpr uint8_t kSmallHigh[16] = {0x00, 0x3B, 0x3B, 0x3B, 0x3C, 0x
 // Two bytes of every code to half a pair of both tiles.
 ARGOSY_KERNEL_INLINE void store_pair(__m256i low, __m256i high, std::byte* to) {
   _mm256_store_si256(reinterpret_cast<__m256i*>(to), _mm256_unpacklo_epi8(low, high));
-  _mm256_store_si256(reinterpret_cast<__m256i*>(to + kTileBytes), _mm256_unpackhi_epi8(low, high));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(to + kTileStride), _mm256_unpackhi_epi8(low, high));
 }
 
 // bf16 of a normal e4m3 code: sign, then magnitude * 16 + 120 * 128. The 8 smallest magnitudes are denormals
@@ -52,7 +51,7 @@ ARGOSY_KERNEL_TARGET void decode_e4m3(const std::byte* codes, std::byte* block) 
     high = _mm256_or_si256(high, _mm256_and_si256(code, splat(0x80)));
     const __m256i low = _mm256_blendv_epi8(_mm256_slli_epi16(nibble, 4),
                                            _mm256_shuffle_epi8(small_low, nibble), is_small);
-    store_pair(low, high, block + at);
+    store_pair(low, high, block + at / kPairBytes * kPairStride + at % kPairBytes);
   }
 }
 
@@ -63,8 +62,8 @@ ARGOSY_KERNEL_TARGET void decode_e2m1(const std::byte* codes, std::byte* block) 
   const __m256i low_byte = _mm256_set1_epi16(0x00FF);
   for (int64_t at = 0; at < kBlockK / 4 * kPairBytes; at += 32) {
     const __m256i four = load(codes + at);
-    std::byte* to = block + at / kPairBytes * 2 * kPairBytes + at % kPairBytes;
-    for (int tile = 0; tile < 2; ++tile, to += kTileBytes) {
+    std::byte* to = block + at / kPairBytes * 2 * kPairStride + at % kPairBytes;
+    for (int tile = 0; tile < 2; ++tile, to += kTileStride) {
       const __m256i code =
           _mm256_and_si256(tile == 0 ? four : _mm256_srli_epi16(four, 4), splat(0x0F));
       const __m256i low = _mm256_shuffle_epi8(low_of, code);
@@ -73,7 +72,7 @@ ARGOSY_KERNEL_TARGET void decode_e2m1(const std::byte* codes, std::byte* block) 
           reinterpret_cast<__m256i*>(to),
           _mm256_or_si256(_mm256_and_si256(low, low_byte), _mm256_slli_epi16(high, 8)));
       _mm256_store_si256(
-          reinterpret_cast<__m256i*>(to + kPairBytes),
+          reinterpret_cast<__m256i*>(to + kPairStride),
           _mm256_or_si256(_mm256_srli_epi16(low, 8), _mm256_andnot_si256(low_byte, high)));
     }
   }

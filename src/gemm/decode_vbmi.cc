@@ -18,8 +18,7 @@ namespace {
 #define ARGOSY_KERNEL_TARGET __attribute__((target("avx512f,avx512bw,avx512vbmi")))
 #define ARGOSY_KERNEL_INLINE ARGOSY_KERNEL_TARGET __attribute__((always_inline)) inline
 
-constexpr int64_t kTileBytes = kTileElements * 2;
-constexpr int64_t kPairBytes = 64;
+constexpr int64_t kPairBytes = 64;  // of codes of e4m3; of e2m1 two pairs
 
 E4M3Tables make_tables() {
   E4M3Tables tables;
@@ -34,7 +33,7 @@ E4M3Tables make_tables() {
 
 ARGOSY_KERNEL_INLINE void store_pair(__m512i low, __m512i high, std::byte* to) {
   _mm512_store_si512(to, _mm512_unpacklo_epi8(low, high));
-  _mm512_store_si512(to + kTileBytes, _mm512_unpackhi_epi8(low, high));
+  _mm512_store_si512(to + kTileStride, _mm512_unpackhi_epi8(low, high));
 }
 
 ARGOSY_KERNEL_TARGET void decode_e4m3(const std::byte* codes, std::byte* block) {
@@ -47,7 +46,8 @@ ARGOSY_KERNEL_TARGET void decode_e4m3(const std::byte* codes, std::byte* block) 
     const __m512i code = _mm512_loadu_si512(codes + at);
     const __m512i low = _mm512_permutex2var_epi8(low_of[0], code, low_of[1]);
     const __m512i high = _mm512_permutex2var_epi8(high_of[0], code, high_of[1]);
-    store_pair(low, _mm512_ternarylogic_epi64(code, sign, high, kOrOfAnd), block + at);
+    store_pair(low, _mm512_ternarylogic_epi64(code, sign, high, kOrOfAnd),
+               block + at / kPairBytes * kPairStride);
   }
 }
 
@@ -55,13 +55,13 @@ ARGOSY_KERNEL_TARGET void decode_e2m1(const std::byte* codes, std::byte* block) 
   const __m512i words = _mm512_load_si512(kE2M1Words);
   for (int64_t line = 0; line < kBlockK / 4; ++line) {
     const __m512i four = _mm512_loadu_si512(codes + line * kPairBytes);
-    std::byte* to = block + line * 2 * kPairBytes;
+    std::byte* to = block + line * 2 * kPairStride;
     _mm512_store_si512(to, _mm512_permutexvar_epi16(four, words));
-    _mm512_store_si512(to + kTileBytes,
+    _mm512_store_si512(to + kTileStride,
                        _mm512_permutexvar_epi16(_mm512_srli_epi16(four, 4), words));
-    _mm512_store_si512(to + kPairBytes,
+    _mm512_store_si512(to + kPairStride,
                        _mm512_permutexvar_epi16(_mm512_srli_epi16(four, 8), words));
-    _mm512_store_si512(to + kTileBytes + kPairBytes,
+    _mm512_store_si512(to + kTileStride + kPairStride,
                        _mm512_permutexvar_epi16(_mm512_srli_epi16(four, 12), words));
   }
 }

@@ -117,9 +117,8 @@ class DgradSource {
       std::memset(to + half * kHalfBytes, 0, kHalfBytes);
       return;
     }
-    constexpr int64_t kHalfTile = kTileElements;  // bytes
-    std::memset(to + half * kHalfTile, 0, kHalfTile);
-    std::memset(to + 2 * kHalfTile + half * kHalfTile, 0, kHalfTile);
+    constexpr int64_t kHalfBytes = kDecodedBlockBytes / 2;
+    std::memset(to + half * kHalfBytes, 0, kHalfBytes);
   }
 
   std::byte* output(const Tile& tile, int64_t panel) const {

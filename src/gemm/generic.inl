@@ -31,10 +31,10 @@ ARGOSY_KERNEL_INLINE void fma_columns(float x, const float* w, float* chain) {
   for (int c = 0; c < kTileColumns; ++c) chain[c] = std::fma(x, w[c], chain[c]);
 }
 
-// The 16 columns of weights at pair `pair` of a tile, as fp32.
+// The 16 columns of weights at pair `pair` of a block, as fp32.
 ARGOSY_KERNEL_INLINE void load_pair(const std::byte* tile, int64_t pair, float* even, float* odd) {
   uint32_t words[kTileColumns];
-  std::memcpy(words, tile + pair * int64_t{sizeof(words)}, sizeof(words));
+  std::memcpy(words, tile + pair * kPairStride, sizeof(words));
   for (int c = 0; c < kTileColumns; ++c) {
     even[c] = std::bit_cast<float>(words[c] << 16);
     odd[c] = std::bit_cast<float>(words[c] & 0xFFFF0000u);
@@ -45,7 +45,7 @@ ARGOSY_KERNEL_INLINE void load_pair(const std::byte* tile, int64_t pair, float* 
 // columns to those of the next; kHalf: from columns 0..15 to columns 16..31.
 struct AmxOrder {
   using X = BFloat16;
-  static constexpr int64_t kDistance = 2048, kHalf = 1024;
+  static constexpr int64_t kDistance = kDecodedBlockBytes, kHalf = kTileStride;
 
   template <int kRows>
   ARGOSY_KERNEL_INLINE static void block(const float (&x)[kRows][kBlockK], const std::byte* tile,
@@ -71,7 +71,7 @@ struct AmxOrder {
 template <typename Rows, bool kOddFirst>
 struct PairOrder {
   using X = Rows;
-  static constexpr int64_t kDistance = 2048, kHalf = 1024;
+  static constexpr int64_t kDistance = kDecodedBlockBytes, kHalf = kTileStride;
 
   template <int kRows>
   ARGOSY_KERNEL_INLINE static void block(const float (&x)[kRows][kBlockK], const std::byte* tile,

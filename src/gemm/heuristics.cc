@@ -21,7 +21,7 @@ constexpr GemmHeuristics kTable[] = {
     {Level::kGeneric, 96, 512 * kKiB, 16, 0, 0, 0},
     {Level::kAvx2, 96, 512 * kKiB, 16, 6, 3, 8 * kKiB},
     {Level::kAvx512, 96, 512 * kKiB, 16, 12, 3, 8 * kKiB},
-    {Level::kAvx512Bf16, 96, 512 * kKiB, 16, 12, 1, 8 * kKiB},
+    {Level::kAvx512Bf16, 96, 512 * kKiB, 16, 12, 2, 8 * kKiB},
     {Level::kAmx, 256, 1024 * kKiB, 16, 16, 3, 8 * kKiB},
 };
 constexpr GemmHeuristics kHalfWidthAvx512Bf16 = {

@@ -1,7 +1,7 @@
 // Where an element lies inside PackedWeights: the one place that knows the panel layout.
 //
-// bf16: a panel is, per block of 32 k, two tiles of 1 KiB (columns 0..15 and 16..31); a tile is 16
-// k-pairs by 16 columns by 2 parities, what TDPBF16PS and VDPBF16PS read. fp32: k-major
+// bf16: a panel is a line pair of 128 bytes per pair of k: columns 0..15 by 2 parities, then 16..31, each what VDPBF16PS reads;
+// 16 lines of either, two lines apart, are a tile of TDPBF16PS. Whoever reads a panel once reads it in the order of memory. fp32: k-major
 // [padded_k][32]. Quantised: per scale block of k the 32 columns' scales, then their codes; a k-pair of e4m3
 // codes is 64 bytes whose halves of 8 unpack to the two bf16 tiles; two pairs of e2m1 codes are 32 words that hold,
 // from the lowest, the nibbles of the same place in both tiles of the even pair and of the odd one. All
@@ -23,6 +23,9 @@ inline constexpr int64_t kTileColumns = 16;
 inline constexpr int64_t kBlockK = 32;
 inline constexpr int64_t kTileElements = kTileColumns * kBlockK;
 inline constexpr int64_t kDecodedBlockBytes = 2 * kTileElements * 2;  // of bf16, 32 k by 32 columns
+inline constexpr int64_t kPairStride =
+    kPanelColumns * 4;  // bytes of a bf16 panel from one pair of k to the next
+inline constexpr int64_t kTileStride = kTileColumns * 4;  // and from columns 0..15 to 16..31
 
 struct PackedShape {
   int64_t num_panels = 0;
@@ -126,9 +129,7 @@ inline float scale_at(const CodedLayout& layout, const std::byte* panel, int64_t
 
 // Elements from the start of a panel to element (k, column).
 constexpr int64_t bf16_offset_in_panel(int64_t k, int64_t column) {
-  const int64_t tile = (k / kBlockK) * 2 + column / kTileColumns;
-  return tile * kTileElements + (k % kBlockK / 2) * (2 * kTileColumns) +
-         (column % kTileColumns) * 2 + k % 2;
+  return k / 2 * (2 * kPanelColumns) + column * 2 + k % 2;
 }
 
 constexpr int64_t f32_offset_in_panel(int64_t k, int64_t column) {

@@ -73,10 +73,11 @@ class WeightQuantiser {
   Status quantise_along_k(int64_t group, int64_t panel) const {
     ARGOSY_ASSIGN_OR_RETURN(const Lines lines, lines_for(out_.along_k));
     const std::byte* from = w_.panel(group, panel);
-    for (int64_t block = 0; block < w_.padded_k() / kBlockK; ++block) {
-      for (int64_t tile = 0; tile < 2; ++tile, from += kTileBytes) {
+    for (int64_t block = 0; block < w_.padded_k() / kBlockK; ++block, from += kDecodedBlockBytes) {
+      for (int64_t tile = 0; tile < 2; ++tile) {
         moves_.transpose(
-            from, 64, lines.values + tile * kTileColumns * lines.stride_bytes + block * kBlockK * 2,
+            from + tile * kTileStride, kPairStride,
+            lines.values + tile * kTileColumns * lines.stride_bytes + block * kBlockK * 2,
             lines.stride_bytes);
       }
     }
@@ -100,7 +101,8 @@ class WeightQuantiser {
           std::memset(to, 0, kTileBytes);
           continue;
         }
-        moves_.transpose(w_.panel(group, source) + (panel * 2 + tile) * kTileBytes, 64, to, 64);
+        moves_.transpose(w_.panel(group, source) + panel * kDecodedBlockBytes + tile * kTileStride,
+                         kPairStride, to, 64);
       }
       transpose_rows(moves_, DType::kBF16, {rows, 64, kBlockK, kPanelColumns},
                      lines.values + block * kBlockK * 2, lines.stride_bytes);

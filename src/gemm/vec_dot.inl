@@ -89,23 +89,8 @@ struct Ahead {
 
 using NoPrefetch = Ahead<0>;
 
-// Where tiles go one after the other, each has half of the block's lines.
-template <int kLinesPerStep>
-struct AheadOfTiles {
-  static_assert(kLinesPerStep % 2 == 0);
-  static constexpr int kEach = kLinesPerStep / 2;
-  Ahead<kEach> first, second;
-
-  ARGOSY_KERNEL_INLINE explicit AheadOfTiles(const Ahead<kLinesPerStep>& all)
-      : first{all.from}, second{all.from + kEach * kBlockSteps * 64} {}
-};
-
-constexpr int kTileVectors = static_cast<int>(kTileColumns) / Vec::kLanes;
-
 // Bytes from the first column to vector `v` of columns, at one k-pair of bf16 or one k of fp32.
-constexpr int64_t bf16_vector_offset(int v) {
-  return v / kTileVectors * (kTileElements * 2) + v % kTileVectors * Vec::kLanes * 4;
-}
+constexpr int64_t bf16_vector_offset(int v) { return int64_t{v} * Vec::kLanes * 4; }
 constexpr int64_t f32_vector_offset(int v) { return int64_t{v} * Vec::kLanes * 4; }
 
 // chain[r][c] = fma(x[r], w[c], chain[r][c]) for the vectors c of w, from kFirst on; x points to one k
@@ -155,28 +140,15 @@ ARGOSY_KERNEL_INLINE void run_pairs(const Step& step, const Ahead& ahead, int pa
    ...);
 }
 
-// All pairs of a block. Few rows walk one tile after the other, so that weights are read in the order
-// of memory: what the hardware's own prefetch follows best.
-template <bool kTileByTile, int kVectors, typename Step, typename Ahead>
+// All pairs of a block, in the order of memory.
+template <int kVectors, typename Step, typename Ahead>
 ARGOSY_KERNEL_INLINE void for_each_pair(const Step& step, const Ahead& ahead) {
   // Weights that come from memory are read by short loops: long ones run ahead of the prefetches.
   constexpr int kUnroll = Ahead::kStreams ? Step::kStreamUnroll : Step::kUnroll;
   using Unrolled = std::make_integer_sequence<int, kUnroll>;
-  if constexpr (kTileByTile && kVectors > kTileVectors) {
-    const AheadOfTiles tiles(ahead);
-// Two loops: unrolled into one, GCC would keep what the first has loaded of the rows for the second.
 #pragma GCC unroll 1
-    for (int pair = 0; pair < kBlockSteps; pair += kUnroll) {
-      run_pairs<0, kTileVectors>(step, tiles.first, pair, Unrolled());
-    }
-#pragma GCC unroll 1
-    for (int pair = 0; pair < kBlockSteps; pair += kUnroll) {
-      run_pairs<kTileVectors, kTileVectors>(step, tiles.second, pair, Unrolled());
-    }
-  } else {
-    for (int pair = 0; pair < kBlockSteps; pair += kUnroll) {
-      run_pairs<0, kVectors>(step, ahead, pair, Unrolled());
-    }
+  for (int pair = 0; pair < kBlockSteps; pair += kUnroll) {
+    run_pairs<0, kVectors>(step, ahead, pair, Unrolled());
   }
 }
 
@@ -198,7 +170,7 @@ struct PairStep {
   template <int kFirst, int kCount>
   ARGOSY_KERNEL_INLINE void run(int pair) const {
     pair_step<kOddFirst, Rows, kFirst, kCount>(
-        at.x + pair * Rows::kPairStep, at.w + int64_t{pair} * 64, at.first_vector, even, odd);
+        at.x + pair * Rows::kPairStep, at.w + pair * kPairStride, at.first_vector, even, odd);
   }
 };
 
@@ -207,7 +179,6 @@ template <typename RowsOf, bool kOddFirst>
 struct PairOrder {
   using Rows = RowsOf;
   static constexpr int kChains = 1;
-  static constexpr int kTileByTileRows = 2;
   static constexpr int kNearRows = 6;
   static constexpr int64_t kWeightBlockBytes = kTileElements * 4;
 
@@ -215,7 +186,7 @@ struct PairOrder {
   ARGOSY_KERNEL_INLINE static void block(const BlockArgs& at, const Ahead& ahead,
                                          Vec::F (&acc)[kRows][kVectors]) {
     const PairStep<kOddFirst, Rows, kRows, kVectors> step{at, acc, acc};
-    for_each_pair<kRows <= kTileByTileRows, kVectors>(step, ahead);
+    for_each_pair<kVectors>(step, ahead);
   }
 };
 
@@ -250,7 +221,7 @@ struct F32Order {
   ARGOSY_KERNEL_INLINE static void block(const BlockArgs& at, const Ahead& ahead,
                                          Vec::F (&acc)[kRows][kVectors]) {
     const F32Step<kRows, kVectors> step{at, acc};
-    for_each_pair<false, kVectors>(step, ahead);
+    for_each_pair<kVectors>(step, ahead);
   }
 };
 
@@ -310,7 +281,6 @@ ARGOSY_KERNEL_INLINE void dot_pass(const DotArgs& args, int first_vector) {
 struct AmxOrder {
   using Rows = Bf16Rows;
   static constexpr int kChains = 2;
-  static constexpr int kTileByTileRows = 2;
   static constexpr int64_t kWeightBlockBytes = kTileElements * 4;
 
   template <int kRows, int kVectors, typename Ahead>
@@ -320,7 +290,7 @@ struct AmxOrder {
       for (int c = 0; c < kVectors; ++c) even[r][c] = odd[r][c] = Vec::zero();
     }
     const PairStep<false, Rows, kRows, kVectors> step{at, even, odd};
-    for_each_pair<kRows <= kTileByTileRows, kVectors>(step, ahead);
+    for_each_pair<kVectors>(step, ahead);
     for (int r = 0; r < kRows; ++r) {
       for (int c = 0; c < kVectors; ++c) {
         float* sum = scratch + r * kPanelColumns + (at.first_vector + c) * Vec::kLanes;

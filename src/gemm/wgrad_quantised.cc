@@ -67,10 +67,11 @@ class QuantisedWgradSource {
       const Part some{blocks.first + done, std::min(kAtOnce, blocks.count - done)};
       decode(x_, tile.group, some, lines, values, kStride);
       for (int64_t i = 0; i < some.count; ++i) {
-        for (int64_t half = 0; half < 2; ++half, to += kTileElements * 2) {
-          moves_.transpose(values + half * kTileColumns * kStride + i * kBlockK * 2, kStride, to,
-                           64);
+        for (int64_t half = 0; half < 2; ++half) {
+          moves_.transpose(values + half * kTileColumns * kStride + i * kBlockK * 2, kStride,
+                           to + half * kTileStride, kPairStride);
         }
+        to += kDecodedBlockBytes;
       }
     }
     return room;

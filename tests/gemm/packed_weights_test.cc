@@ -23,9 +23,9 @@ TEST(PackedLayout, Bf16TilesAreWhatTheTileInstructionsRead) {
   EXPECT_EQ(gemm::bf16_offset_in_panel(0, 0), 0);
   EXPECT_EQ(gemm::bf16_offset_in_panel(1, 0), 1);
   EXPECT_EQ(gemm::bf16_offset_in_panel(0, 1), 2);
-  EXPECT_EQ(gemm::bf16_offset_in_panel(2, 0), 32);
-  EXPECT_EQ(gemm::bf16_offset_in_panel(31, 15), 511);
-  EXPECT_EQ(gemm::bf16_offset_in_panel(0, 16), 512);
+  EXPECT_EQ(gemm::bf16_offset_in_panel(2, 0), 64);
+  EXPECT_EQ(gemm::bf16_offset_in_panel(31, 15), 15 * 64 + 31);
+  EXPECT_EQ(gemm::bf16_offset_in_panel(0, 16), 32);
   EXPECT_EQ(gemm::bf16_offset_in_panel(32, 0), 1024);
   EXPECT_EQ(gemm::f32_offset_in_panel(3, 5), 101);
 }
@@ -58,7 +58,7 @@ TEST(PackedLayout, OffsetsAreExactAtEveryWidth) {
       EXPECT_TRUE(gemm::panel_offset(row, 3, 7, 512) == (static_cast<__int128>(row) * 7 + 3) * 512)
           << row;
       const int64_t k = row - row % 32;
-      EXPECT_EQ(gemm::bf16_offset_in_panel(k + 5, 17), k * 32 + 512 + 2 * 32 + 2 + 1) << row;
+      EXPECT_EQ(gemm::bf16_offset_in_panel(k + 5, 17), k * 32 + 2 * 64 + 17 * 2 + 1) << row;
       EXPECT_EQ(gemm::f32_offset_in_panel(k, 31), k * 32 + 31) << row;
       EXPECT_EQ(gemm::up_column(k).panel, k / 16) << row;
       EXPECT_EQ(gemm::up_column(k).column, 16 + k % 16) << row;
