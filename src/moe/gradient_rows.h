@@ -15,8 +15,8 @@ namespace argosy {
 
 // out[i] = round((+0 or shared[i]) + rows[k][i], k ascending + last[i]), fp32 sums in this order.
 struct SumRowsArgs {
-  const float* shared = nullptr;  // null: none
-  const float* last = nullptr;
+  const float* shared = nullptr;           // null: none
+  const float* last = nullptr;             // [n]
   const std::byte* const* rows = nullptr;  // [num_rows]; null ones are left out
   int64_t num_rows = 0;
   int64_t n = 0;

@@ -121,7 +121,9 @@ TEST_P(GradientRows, ErrorDoesNotGrowWithK) {
     for (int64_t i = 0; i < k; ++i) rows.emplace_back(DType::kBF16, draw(random, kN, false));
     for (Row& row : rows) addresses.push_back(row.data());
     Row out(DType::kBF16, draw(random, kN, false));
+    const std::vector<float> last(kN, 0.0f);
     SumRowsArgs args;
+    args.last = last.data();
     args.rows = addresses.data();
     args.num_rows = k;
     args.n = kN;
