@@ -76,23 +76,22 @@ struct NativeStep {
   const BlockArgs& at;
   Vec::F (&acc)[kRows][kVectors];
 
-  template <int kFirst, int kCount>
   ARGOSY_KERNEL_INLINE void run(int pair) const {
-    __m512bh columns[kCount];
-    for (int c = 0; c < kCount; ++c) {
-      const std::byte* from = at.w + pair * kPairStride + bf16_vector_offset(kFirst + c);
+    __m512bh columns[kVectors];
+    for (int c = 0; c < kVectors; ++c) {
+      const std::byte* from = at.w + pair * kPairStride + vector_offset(c);
       columns[c] = (__m512bh)_mm512_load_si512(from);
     }
     for (int r = 0; r < kRows; ++r) {
       const float* const x = at.x + r * PairRows::kStaged + pair;
       if constexpr (kBroadcastsInLoads) {
-        for (int c = 0; c < kCount; ++c) {
-          acc[r][kFirst + c] = add_products(acc[r][kFirst + c], x, columns[c]);
+        for (int c = 0; c < kVectors; ++c) {
+          acc[r][c] = add_products(acc[r][c], x, columns[c]);
         }
       } else {
         const __m512bh row = (__m512bh)Vec::broadcast(x);
-        for (int c = 0; c < kCount; ++c) {
-          acc[r][kFirst + c] = _mm512_dpbf16_ps(acc[r][kFirst + c], row, columns[c]);
+        for (int c = 0; c < kVectors; ++c) {
+          acc[r][c] = _mm512_dpbf16_ps(acc[r][c], row, columns[c]);
         }
       }
     }
@@ -110,7 +109,7 @@ struct NativeOrder {
   ARGOSY_KERNEL_INLINE static void block(const BlockArgs& at, const Ahead& ahead,
                                          Vec::F (&acc)[kRows][kVectors]) {
     const NativeStep<Core, Ahead::kStreams, kRows, kVectors> step{at, acc};
-    for_each_pair<kVectors>(step, ahead);
+    for_each_pair(step, ahead);
   }
 };
 

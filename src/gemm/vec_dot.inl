@@ -90,36 +90,33 @@ struct Ahead {
 using NoPrefetch = Ahead<0>;
 
 // Bytes from the first column to vector `v` of columns, at one k-pair of bf16 or one k of fp32.
-constexpr int64_t bf16_vector_offset(int v) { return int64_t{v} * Vec::kLanes * 4; }
-constexpr int64_t f32_vector_offset(int v) { return int64_t{v} * Vec::kLanes * 4; }
+constexpr int64_t vector_offset(int v) { return int64_t{v} * Vec::kLanes * 4; }
 
-// chain[r][c] = fma(x[r], w[c], chain[r][c]) for the vectors c of w, from kFirst on; x points to one k
+// chain[r][c] = fma(x[r], w[c], chain[r][c]) for the vectors c of w; x points to one k
 // of row 0 of a staging block.
-template <int kFirst, int kCount, int kRows, int kVectors>
-ARGOSY_KERNEL_INLINE void fma_step(const float* x, const Vec::F (&w)[kCount],
+template <int kRows, int kVectors>
+ARGOSY_KERNEL_INLINE void fma_step(const float* x, const Vec::F (&w)[kVectors],
                                    Vec::F (&chain)[kRows][kVectors]) {
   constexpr int kStaged = 32;  // of both kinds of rows
   for (int r = 0; r < kRows; ++r) {
     const Vec::F row = Vec::broadcast(x + r * kStaged);
-    for (int c = 0; c < kCount; ++c) {
-      chain[r][kFirst + c] = Vec::fma(row, w[c], chain[r][kFirst + c]);
-    }
+    for (int c = 0; c < kVectors; ++c) chain[r][c] = Vec::fma(row, w[c], chain[r][c]);
   }
 }
 
 // Both elements of a pair, each into its chain; the odd one first or second.
-template <bool kOddFirst, typename Rows, int kFirst, int kCount, int kRows, int kVectors>
+template <bool kOddFirst, typename Rows, int kRows, int kVectors>
 ARGOSY_KERNEL_INLINE void pair_step(const float* x, const std::byte* pair, int first_vector,
                                     Vec::F (&even_chain)[kRows][kVectors],
                                     Vec::F (&odd_chain)[kRows][kVectors]) {
   for (int half = 0; half < 2; ++half) {
     const bool odd = (half == 0) == kOddFirst;
-    Vec::F w[kCount];
-    for (int c = 0; c < kCount; ++c) {
-      const Vec::Bits bits = Vec::load_bits(pair + bf16_vector_offset(first_vector + kFirst + c));
+    Vec::F w[kVectors];
+    for (int c = 0; c < kVectors; ++c) {
+      const Vec::Bits bits = Vec::load_bits(pair + vector_offset(first_vector + c));
       w[c] = odd ? Vec::odd(bits) : Vec::even(bits);
     }
-    fma_step<kFirst, kCount>(odd ? x + Rows::kOdd : x, w, odd ? odd_chain : even_chain);
+    fma_step(odd ? x + Rows::kOdd : x, w, odd ? odd_chain : even_chain);
   }
 }
 
@@ -132,23 +129,21 @@ ARGOSY_KERNEL_INLINE void keep_order() {
 
 // Steps `pair` + 0, 1, .. of a block, unrolled by name: GCC would not, and the loop's own work costs up
 // to a tenth.
-template <int kFirst, int kCount, typename Step, typename Ahead, int... kAt>
+template <typename Step, typename Ahead, int... kAt>
 ARGOSY_KERNEL_INLINE void run_pairs(const Step& step, const Ahead& ahead, int pair,
                                     std::integer_sequence<int, kAt...>) {
-  ((ahead.step(pair + kAt), step.template run<kFirst, kCount>(pair + kAt),
-    keep_order<Step::kKeepsOrder>()),
-   ...);
+  ((ahead.step(pair + kAt), step.run(pair + kAt), keep_order<Step::kKeepsOrder>()), ...);
 }
 
 // All pairs of a block, in the order of memory.
-template <int kVectors, typename Step, typename Ahead>
+template <typename Step, typename Ahead>
 ARGOSY_KERNEL_INLINE void for_each_pair(const Step& step, const Ahead& ahead) {
   // Weights that come from memory are read by short loops: long ones run ahead of the prefetches.
   constexpr int kUnroll = Ahead::kStreams ? Step::kStreamUnroll : Step::kUnroll;
   using Unrolled = std::make_integer_sequence<int, kUnroll>;
 #pragma GCC unroll 1
   for (int pair = 0; pair < kBlockSteps; pair += kUnroll) {
-    run_pairs<0, kVectors>(step, ahead, pair, Unrolled());
+    run_pairs(step, ahead, pair, Unrolled());
   }
 }
 
@@ -167,10 +162,9 @@ struct PairStep {
   Vec::F (&even)[kRows][kVectors];
   Vec::F (&odd)[kRows][kVectors];
 
-  template <int kFirst, int kCount>
   ARGOSY_KERNEL_INLINE void run(int pair) const {
-    pair_step<kOddFirst, Rows, kFirst, kCount>(
-        at.x + pair * Rows::kPairStep, at.w + pair * kPairStride, at.first_vector, even, odd);
+    pair_step<kOddFirst, Rows>(at.x + pair * Rows::kPairStep, at.w + pair * kPairStride,
+                               at.first_vector, even, odd);
   }
 };
 
@@ -186,7 +180,7 @@ struct PairOrder {
   ARGOSY_KERNEL_INLINE static void block(const BlockArgs& at, const Ahead& ahead,
                                          Vec::F (&acc)[kRows][kVectors]) {
     const PairStep<kOddFirst, Rows, kRows, kVectors> step{at, acc, acc};
-    for_each_pair<kVectors>(step, ahead);
+    for_each_pair(step, ahead);
   }
 };
 
@@ -197,16 +191,15 @@ struct F32Step {
   const BlockArgs& at;
   Vec::F (&acc)[kRows][kVectors];
 
-  template <int kFirst, int kCount>
   ARGOSY_KERNEL_INLINE void run(int pair) const {
     for (int k = 2 * pair; k < 2 * pair + 2; ++k) {
       const std::byte* row = at.w + int64_t{k} * kPanelColumns * 4;
-      Vec::F w[kCount];
-      for (int c = 0; c < kCount; ++c) {
-        const std::byte* from = row + f32_vector_offset(at.first_vector + kFirst + c);
+      Vec::F w[kVectors];
+      for (int c = 0; c < kVectors; ++c) {
+        const std::byte* from = row + vector_offset(at.first_vector + c);
         w[c] = Vec::load(reinterpret_cast<const float*>(from));
       }
-      fma_step<kFirst, kCount>(at.x + k, w, acc);
+      fma_step(at.x + k, w, acc);
     }
   }
 };
@@ -221,7 +214,7 @@ struct F32Order {
   ARGOSY_KERNEL_INLINE static void block(const BlockArgs& at, const Ahead& ahead,
                                          Vec::F (&acc)[kRows][kVectors]) {
     const F32Step<kRows, kVectors> step{at, acc};
-    for_each_pair<kVectors>(step, ahead);
+    for_each_pair(step, ahead);
   }
 };
 
@@ -290,7 +283,7 @@ struct AmxOrder {
       for (int c = 0; c < kVectors; ++c) even[r][c] = odd[r][c] = Vec::zero();
     }
     const PairStep<false, Rows, kRows, kVectors> step{at, even, odd};
-    for_each_pair<kVectors>(step, ahead);
+    for_each_pair(step, ahead);
     for (int r = 0; r < kRows; ++r) {
       for (int c = 0; c < kVectors; ++c) {
         float* sum = scratch + r * kPanelColumns + (at.first_vector + c) * Vec::kLanes;
