@@ -38,9 +38,9 @@ struct CacheInfo {
 struct CpuInfo {
   std::string vendor;
   std::string model_name;
-  int family = 0,
-      model =
-          0;  // as CPUID leaf 1 gives them, extensions added: AMD's Zen 4 is family 25, Zen 5 family 26
+  // As CPUID leaf 1 gives them, extensions added: AMD's Zen 4 is family 25, Zen 5 family 26.
+  int family = 0;
+  int model = 0;
   int num_cores = 1;  // that this process may use (affinity mask and cgroup quota)
   std::vector<CacheInfo> caches;
   // Levels whose instructions the CPU and the operating system offer, that passed a self-test against an

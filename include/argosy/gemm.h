@@ -76,8 +76,7 @@ class PackedWeights {
   bool has_bias() const { return has_bias_; }
 
   // Layout, for kernels. A panel is 32 columns by all of k (padded to 32), with their scales if there are any,
-  // contiguous; panels of a group
-  // in order. gate_up: columns 0..15 of a panel are gate, 16..31 up, of the same 16 output columns.
+  // contiguous, bf16 by pairs of k; panels of a group in order. gate_up: columns 0..15 of a panel are gate, 16..31 up, of the same 16 output columns.
   int64_t num_panels() const { return num_panels_; }
   int64_t padded_k() const { return padded_k_; }
   int64_t panel_bytes() const { return panel_bytes_; }

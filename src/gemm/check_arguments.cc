@@ -80,8 +80,8 @@ Status check_groups(std::span<const int64_t> offsets, std::span<const int64_t> s
                     int64_t num_rows, int64_t num_groups) {
   const auto groups = static_cast<size_t>(num_groups);
   if (sizes.size() != groups || (offsets.size() != groups && offsets.size() != groups + 1)) {
-    return base::invalid("{} sizes and {} offsets for {} groups of weights (offsets: {} or {})",
-                         sizes.size(), offsets.size(), groups, groups, groups + 1);
+    return base::invalid("{} sizes and {} offsets for {} groups (offsets: {} or {})", sizes.size(),
+                         offsets.size(), groups, groups, groups + 1);
   }
   int64_t end = 0;
   for (size_t g = 0; g < groups; ++g) {
