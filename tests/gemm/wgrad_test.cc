@@ -204,6 +204,29 @@ TEST(Wgrad, LargeGradientsGiveTheSameBits) {
   }
 }
 
+// Streamed sums that alpha makes denormal, beside a group that is only moved: products flush denormals, gradients keep them.
+TEST(Wgrad, LargeGradientsKeepDenormals) {
+  constexpr int64_t kN = 1024, kK = 544, kRows = 2;
+  const std::vector<int64_t> sizes = {kRows, kRows}, offsets = {0, kRows};
+  const std::vector<BFloat16> d_y(2 * kRows * kN, BFloat16::from_float(1.5f));
+  const std::vector<BFloat16> x(2 * kRows * kK, BFloat16::from_float(0x1p-60f));
+  const std::vector<float> alpha = {0x1p-80f, 1.0f};
+  for (const Level level : testing::usable_levels()) {
+    Tensor out = Tensor::zeros(DType::kF32, {2, kN, kK}).value();
+    ASSERT_GE(out.num_bytes(), int64_t{4} << 20);
+    const Status status = grouped_wgrad(
+        {.level = level, .dot_order = DotOrder::kVdpbf16},
+        {ConstTensorView(d_y.data(), DType::kBF16, {2 * kRows, kN}), offsets, sizes},
+        ConstTensorView(x.data(), DType::kBF16, {2 * kRows, kK}), {.alpha = alpha}, out.view());
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    const auto* const got = reinterpret_cast<const float*>(out.bytes().data());
+    for (int64_t i = 0; i < kN * kK; ++i) {
+      ASSERT_EQ(got[i], 0x3p-140f) << name_of(level) << " " << i;  // a denormal
+      ASSERT_EQ(got[kN * kK + i], 0x3p-60f) << name_of(level) << " " << i;
+    }
+  }
+}
+
 // Two halves of a batch accumulate: the second run starts from dirty rooms and a dirty output
 // (C136).
 TEST(Wgrad, ASecondStepGivesTheSameBits) {

@@ -29,6 +29,33 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+// Zen 4 alone: kernels of level avx512_bf16 and of combine are chosen by it.
+TEST(CpuCore, HalfWidthIsOneFamilyOfOneVendor) {
+  CpuInfo cpu;
+  cpu.vendor = "AuthenticAMD";
+  for (const int family : {0x17, 0x19, 0x1A}) {
+    cpu.family = family;
+    EXPECT_EQ(platform::has_half_width_avx512(cpu), family == 0x19) << family;
+  }
+  cpu.vendor = "GenuineIntel";
+  cpu.family = 0x19;
+  EXPECT_FALSE(platform::has_half_width_avx512(cpu));
+}
+
+// What Linux read from the same leaf.
+TEST(CpuCore, FamilyAndModelAreTheSystems) {
+  std::ifstream file("/proc/cpuinfo");
+  int family = -1, model = -1;
+  for (std::string line; std::getline(file, line) && (family < 0 || model < 0);) {
+    const size_t colon = line.find(':');
+    if (line.starts_with("cpu family")) family = std::stoi(line.substr(colon + 1));
+    if (line.starts_with("model\t")) model = std::stoi(line.substr(colon + 1));
+  }
+  if (family < 0) GTEST_SKIP() << "no /proc/cpuinfo with a family";
+  EXPECT_EQ(cpu_info().value()->family, family);
+  EXPECT_EQ(cpu_info().value()->model, model);
+}
+
 TEST(CpuNames, RoundTrip) {
   std::set<std::string_view> names;
   for (const Level level : kLevels) {

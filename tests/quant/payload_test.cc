@@ -12,7 +12,8 @@ namespace argosy::testing {
 namespace {
 
 constexpr uint32_t kSeed = 20261130;
-constexpr int64_t kWidths[] = {1, 7, 31, 32, 33, 127, 128, 129, 1000, 2047, 2048, 2049, 4100, 7168};
+constexpr int64_t kWidths[] = {1,    7,    31,   32,   33,   127,  128,  129,  1000,
+                               2047, 2048, 2049, 4100, 7168, 8192, 8193, 16500};
 
 TEST(Payload, EqualsQuantiseAndDequantise) {
   SCOPED_TRACE(::testing::Message() << "seed " << kSeed);
