@@ -189,7 +189,6 @@ class BackwardProduct {
         args.prefetch_lines = ahead.lines_per_block;
         args.prefetch_stride = ahead.stride;
       }
-
       if constexpr (ScaledSource<Source>) {
         rows.dot->run_scaled(args, scaled_panel(weights, rows.scales_of(block)));
       } else {

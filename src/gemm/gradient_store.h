@@ -39,8 +39,8 @@ const GradientStores& avx2_gradient_stores();
 const GradientStores& avx512_gradient_stores();
 const GradientStores& gradient_stores_for(Level level);
 
-// Whether `out`, to be overwritten, is for `stream_f32`: larger than caches that others need, in whole lines, which past
-// the caches need not be read before they are written.
+// Whether `out`, to be overwritten, is for `stream_f32`: it is larger than what caches keep for its reader, and its rows begin
+// lines, which past the caches need not be read before they are written.
 bool is_streamed(Level level, const TensorView& out);
 
 // bf16 or fp32.

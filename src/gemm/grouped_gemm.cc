@@ -215,8 +215,9 @@ struct TileRows {
   int64_t row_bytes = 0;  // from one row of `first` to the next; staged, on average
   int64_t count = 0;
   int64_t num_blocks = 0;
-  int64_t each = 0,
-          larger = 0;  // block() is part_of() without its divisions: it is asked for at every panel
+  // block() is part_of() without its divisions: it is asked for at every panel.
+  int64_t each = 0;
+  int64_t larger = 0;
   const float* scales = nullptr;  // of all blocks of rows; null: none
   int64_t scale_blocks = 0;       // of a row
 

@@ -51,8 +51,8 @@ struct DotArgs {
   // after the other. An address, for it may lie past the weights: a prefetch cannot fault.
   uintptr_t prefetch = 0;
   int64_t prefetch_lines = 0;
-  int64_t prefetch_stride =
-      0;  // bytes from one block's lines to the next's; 0: they follow one another
+  // Bytes from one block's lines to the next's; 0: they follow one another.
+  int64_t prefetch_stride = 0;
 };
 using DotKernel = void (*)(const DotArgs& args);
 
@@ -154,7 +154,7 @@ struct KernelTable {
   Stores store_f32;
 };
 
-// One per level; generic has two builds of the same source, avx512_bf16 two of its kernels for few rows, chosen by what the CPU is. All but
+// One per level; generic has two builds of the same source, avx512_bf16 two of its kernels for few rows, chosen by the CPU. All but
 // reference and generic need their level's instructions.
 const KernelTable& reference_kernels();
 const KernelTable& generic_kernels();

@@ -73,7 +73,7 @@ struct E2M1Codes {
 };
 
 // A line of codes, or of scales, `ahead` bytes further on. Line by line as they are read: a burst of a block's lines
-// takes every miss buffer.
+// takes every miss buffer. The builtin: between lookups the compiler finds a better place for it (FP8 at 1 row 0.85 -> 0.77 ms).
 ARGOSY_CODED_INLINE void prefetch_ahead(const std::byte* from, uintptr_t ahead) {
   __builtin_prefetch(from + ahead, 0, 2);
 }
@@ -252,6 +252,7 @@ void native_scaled_dot(const DotArgs& args, const CodedPanel& panel) {
   const bool has_vbmi =
       panel.decode == vbmi_decoders().e4m3 || panel.decode == vbmi_decoders().e2m1;
   if (panel.decoded != nullptr || !has_vbmi || args.num_rows > kCodedRows) {
+    // Of codes in a cache: either core's steps, one build of them.
     return scaled_dot<NativeOrder<HalfWidthCore>, 12>(args, panel);
   }
   if (panel.layout.is_e2m1) return coded_dot<E2M1Codes>(args, panel);

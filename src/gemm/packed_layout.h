@@ -23,9 +23,9 @@ inline constexpr int64_t kTileColumns = 16;
 inline constexpr int64_t kBlockK = 32;
 inline constexpr int64_t kTileElements = kTileColumns * kBlockK;
 inline constexpr int64_t kDecodedBlockBytes = 2 * kTileElements * 2;  // of bf16, 32 k by 32 columns
-inline constexpr int64_t kPairStride =
-    kPanelColumns * 4;  // bytes of a bf16 panel from one pair of k to the next
-inline constexpr int64_t kTileStride = kTileColumns * 4;  // and from columns 0..15 to 16..31
+// Bytes of a bf16 panel from one pair of k to the next, and from columns 0..15 to 16..31.
+inline constexpr int64_t kPairStride = kPanelColumns * 4;
+inline constexpr int64_t kTileStride = kTileColumns * 4;
 
 struct PackedShape {
   int64_t num_panels = 0;

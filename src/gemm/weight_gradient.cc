@@ -9,8 +9,6 @@
 #include "platform/copy.h"
 
 namespace argosy::gemm {
-namespace {}  // namespace
-
 Status check_gradient(std::span<const int64_t> offsets, std::span<const int64_t> sizes,
                       int64_t num_rows, const WeightGradientOptions& gradient,
                       const TensorView& out, int num_dims) {

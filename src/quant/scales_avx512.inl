@@ -40,8 +40,8 @@ inline __m256i largest_words(const __m512i (&of)[16]) {
   return _mm512_castsi512_si256(_mm512_max_epu16(even, odd));
 }
 
-// Of blocks of kVectors registers, sixteen at a time; what is left has some that are not there, whose words are 0. Returns how
-// many were done: a few alone are not worth it.
+// Of blocks of kVectors registers, sixteen at a time: the last sixteen, or, of fewer in all, some that are not there, whose words
+// are 0. Returns how many were done: a few alone are not worth it.
 template <int64_t kVectors>
 int64_t amax_together_bf16(const uint16_t* x, int64_t num_blocks, uint32_t* amax) {
   constexpr int64_t kTogether = 16, kFew = 4;  // blocks
@@ -71,12 +71,12 @@ int64_t amax_together_bf16(const uint16_t* x, int64_t num_blocks, uint32_t* amax
     _mm512_storeu_si512(amax + b, words());
     return num_blocks;
   }
-  if (num_blocks - b <= kFew) return b;
+  if (num_blocks <= kFew) return 0;
   for (int64_t i = 0; i < kTogether; ++i) {
     largest[i] = _mm512_setzero_si512();
-    if (b + i < num_blocks) take(i, x + (b + i) * kVectors * kLanes);
+    if (i < num_blocks) take(i, x + i * kVectors * kLanes);
   }
-  _mm512_mask_storeu_epi32(amax + b, lanes_left(num_blocks - b), words());
+  _mm512_mask_storeu_epi32(amax, lanes_left(num_blocks), words());
   return num_blocks;
 }
 
