@@ -131,12 +131,9 @@ std::string model_name() {
   return name.substr(first, name.find_last_not_of(' ') - first + 1);
 }
 
-struct FamilyAndModel {
-  int family = 0, model = 0;
-};
+}  // namespace
 
-FamilyAndModel family_and_model() {
-  const unsigned eax = cpuid(1).eax;
+FamilyAndModel family_and_model(uint32_t eax) {
   const auto field = [eax](int first, unsigned mask) {
     return static_cast<int>(eax >> first & mask);
   };
@@ -145,8 +142,6 @@ FamilyAndModel family_and_model() {
   return {family == 0xF ? family + field(20, 0xFF) : family,
           field(4, 0xF) + (is_extended ? field(16, 0xF) << 4 : 0)};
 }
-
-}  // namespace
 
 bool has_half_width_avx512(const CpuInfo& cpu) {
   return cpu.vendor == "AuthenticAMD" && cpu.family == 0x19;
@@ -206,7 +201,7 @@ Result<CpuInfo> detect_cpu(const std::optional<std::string>& cap) {
   CpuInfo info;
   info.vendor = vendor_name();
   info.model_name = model_name();
-  const auto [family, model] = family_and_model();
+  const auto [family, model] = family_and_model(cpuid(1).eax);
   info.family = family;
   info.model = model;
   info.num_cores = usable_cores();

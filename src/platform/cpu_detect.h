@@ -2,6 +2,7 @@
 // environment, a folder instead of /sys. Test: tests/platform/cpu_test.cc.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,6 +24,13 @@ struct CpuFeatures {
   bool gfni = false;          // bytes times bit matrices
 };
 CpuFeatures cpu_features();
+
+// Of EAX of CPUID leaf 1, with the extended fields where the vendors' manuals add them.
+struct FamilyAndModel {
+  int family = 0;
+  int model = 0;
+};
+FamilyAndModel family_and_model(uint32_t eax);
 
 // Zen 4: a register of 512 bits is worked on, loaded and stored in two halves.
 bool has_half_width_avx512(const CpuInfo& cpu);

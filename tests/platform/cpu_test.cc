@@ -42,6 +42,21 @@ TEST(CpuCore, HalfWidthIsOneFamilyOfOneVendor) {
   EXPECT_FALSE(platform::has_half_width_avx512(cpu));
 }
 
+// Genoa (Zen 4), Turin (Zen 5), Rome (Zen 2), Sapphire Rapids, a Pentium without extended fields.
+TEST(CpuCore, FamilyAndModelOfKnownWords) {
+  struct Known {
+    uint32_t eax;
+    int family, model;
+  };
+  for (const Known& known :
+       {Known{0x00A10F11, 0x19, 0x11}, Known{0x00B00F21, 0x1A, 0x02}, Known{0x00830F10, 0x17, 0x31},
+        Known{0x000806F8, 0x06, 0x8F}, Known{0x00000543, 0x05, 0x04}}) {
+    const platform::FamilyAndModel got = platform::family_and_model(known.eax);
+    EXPECT_EQ(got.family, known.family) << known.eax;
+    EXPECT_EQ(got.model, known.model) << known.eax;
+  }
+}
+
 // What Linux read from the same leaf.
 TEST(CpuCore, FamilyAndModelAreTheSystems) {
   std::ifstream file("/proc/cpuinfo");
